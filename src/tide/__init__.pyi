@@ -1,6 +1,6 @@
 from .baselines import Baseline as Baseline
 from .baselines import load_baseline as load_baseline
-from .baselines.common.fit import fit as fit
+from .baselines.fit import fit as fit
 from .core.chat import Chat as Chat
 from .core.errors import CompletionError as CompletionError
 from .core.errors import DeadlineError as DeadlineError

@@ -15,9 +15,9 @@ from transformers.pytorch_utils import Conv1D
 
 from tests.models import VOCAB
 from tide.baselines import REGISTRY
-from tide.baselines.common.artefacts import save_artefact
+from tide.baselines.artefacts import save_artefact
 from tide.baselines.destein import steer
-from tide.baselines.gedi import GediOptions, guide
+from tide.baselines.gedi import guide
 from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
@@ -39,12 +39,12 @@ STRENGTHS = {
     "dexperts": "dexperts:alpha=2",
     "fudge": "fudge:weight=20,candidates=8",
     "gedi": "gedi:omega=5",
-    "pplm": "pplm:stepsize=0.5,iterations=2,divergence=0.1",
+    "pplm": "pplm:stepsize=0.5,iterations=2",
     "quark": "quark:scale=1.5",
     "rad": "rad:beta=20,candidates=8",
     "rectification": "rectification:scale=1.5",
     "reversal": "reversal:scale=1",
-    "safe-decoding": "safe-decoding:alpha=3,first=5",
+    "safe-decoding": "safe-decoding:alpha=3",
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
     "unidetox": "unidetox:scale=1",
@@ -288,7 +288,7 @@ class Plain:
             likelihoods.append((read + logits[-1]) / (len(text) + 1))
         clean, dirty = likelihoods
         scores = prepare(self.next(self.model, ids + new))[None]
-        return guide(scores, GEDI_SCALE * (clean - dirty)[None], GediOptions(omega=5))[0]
+        return guide(scores, GEDI_SCALE * (clean - dirty)[None], 5.0)[0]
 
     def pplm(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         """Keeps keys and values of a layer as one tensor, moved before every token."""
@@ -322,7 +322,7 @@ class Plain:
                 mean = (hidden[:-1].sum(0) + now[-1].detach() + ahead[-1]) / (text.shape[1] + 1)
                 clean = (mean @ parts["weight"] + parts["bias"]).sigmoid()
                 divergence = (p * (p.log() - base.log_softmax(0))).sum()
-                loss = -clean.log().sum() + 0.1 * divergence
+                loss = -clean.log().sum() + 0.01 * divergence
             gradients = torch.autograd.grad(loss, change)
             change = [
                 part - 0.5 * gradient / gradient.norm().clamp(min=1e-15)
@@ -337,10 +337,8 @@ class Plain:
     ) -> Tensor:
         """The scores of the 8 likeliest tokens plus their gains, given the head's outputs."""
         top = scores.topk(8)
-        found = torch.stack(
-            [self.next(self.load(kind, "lora."), [*ids, t])[0] for t in top.indices]
-        )
-        shifted = top.values + gains(found)
+        outputs = [self.next(self.load(kind, "lora."), [*ids, t])[0] for t in top.indices]
+        shifted = top.values + gains(torch.stack(outputs))
         return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
 
     def critic_control(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
@@ -382,7 +380,7 @@ class Plain:
     def reversal(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         heads = self.model.config.num_attention_heads
 
-        def values(ids: Ids) -> list[Tensor]:
+        def outputs(ids: Ids) -> list[Tensor]:
             """The heads' outputs of the unmodified model by layer, (T, heads, size)."""
             noted: list[Tensor] = []
 
@@ -393,10 +391,10 @@ class Plain:
             return noted
 
         positive, negative = (
-            values(self.engine.tokenize([prefix + prompt])[0] + new)
+            outputs(self.engine.tokenize([prefix + prompt])[0] + new)
             for prefix in (POSITIVE, NEGATIVE)
         )
-        end = values(self.engine.tokenize([NEGATIVE.strip()])[0])
+        end = outputs(self.engine.tokenize([NEGATIVE.strip()])[0])
 
         def hook(layer: int) -> Any:
             def call(module: Any, args: Any) -> Any:
@@ -404,10 +402,8 @@ class Plain:
                 for t in range(len(ids) - 1, x.shape[1]):
                     back = x.shape[1] - t  # from the end, since the prefixed rows are longer
                     delta = negative[layer][-back] - positive[layer][-back]
-                    x[0, t] = reverse(
-                        x[0, t].unflatten(-1, (heads, -1)), delta, end[layer][-1],
-                        scale=1.0, norm_exponent=0.4, similarity_exponent=0.6,
-                    ).flatten()  # fmt: skip
+                    values = x[0, t].unflatten(-1, (heads, -1))
+                    x[0, t] = reverse(values, delta, end[layer][-1], 1.0).flatten()
                 return (x,)
 
             return call
@@ -417,15 +413,15 @@ class Plain:
     def safe_decoding(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores = prepare(self.next(self.model, ids + new))
         other = self.next(self.load("dexperts", "expert."), ids + new)
-        if len(new) >= 5:
+        if len(new) >= 2:
             return scores
         k, common = 0, set()
         while len(common) < 5:
             k += 1
             common = set(scores.topk(k).indices.tolist()) & set(other.topk(k).indices.tolist())
         kept = [*common | {int(scores.argmax())}]
-        own, safe = scores.softmax(0), other.softmax(0)
-        moved = (own + 3 * (safe - own)).clamp(min=1e-8).log()
+        plain, safe = scores.softmax(0), other.softmax(0)
+        moved = (plain + 3 * (safe - plain)).clamp(min=1e-8).log()
         moved = moved.masked_fill(scores == -torch.inf, -torch.inf)
         return torch.full_like(scores, -torch.inf).index_copy(0, torch.tensor(kept), moved[kept])
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.models import save_causal_lm
+from tide.baselines import rollouts
 from tide.baselines.base import FitSettings
-from tide.baselines.common import rollouts
-from tide.baselines.common.fit import FitTask, Labelled
+from tide.baselines.fit import FitTask, Labelled
 from tide.data.texts import LabelledText
 from tide.engines.local.engine import load_model
 from tide.scorers.base import CallableScorer

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from tide.baselines.adlm import attribute_shift
-from tide.baselines.common.layers import Head
 from tide.baselines.destein import steer
-from tide.baselines.dexperts import ensemble
+from tide.baselines.experts import ensemble
 from tide.baselines.fudge import prefix_loss
-from tide.baselines.gedi import GediOptions, guide
+from tide.baselines.gedi import guide
+from tide.baselines.layers import Head
 from tide.baselines.pplm import step_down
 from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
@@ -90,52 +90,41 @@ def test_destein() -> None:
 def test_reversal() -> None:
     """One head of size 2: v = (3, 4), delta = (0, 3), cosine of v and the end (0, 1) = 0.8.
 
-    Step: (1 + 3)^0.5 * (1 + 0.8)^1 * (0, 3) = (0, 10.8); (3, -6.8) scaled back to length 5.
+    Step: (1 + 3)^0.4 * (1 + 0.8)^0.6 * (0, 3); then scaled back to length 5.
     """
-    got = reverse(
-        tensor([[[3.0, 4.0]]]), tensor([[[0.0, 3.0]]]), tensor([[0.0, 1.0]]),
-        scale=1.0, norm_exponent=0.5, similarity_exponent=1.0,
-    )  # fmt: skip
-    length = math.hypot(3.0, 6.8)
-    assert got.flatten().tolist() == pytest.approx([15 / length, -34 / length], rel=1e-5)
+    got = reverse(tensor([[[3.0, 4.0]]]), tensor([[[0.0, 3.0]]]), tensor([[0.0, 1.0]]), 1.0)
+    moved = 4 - 3 * 4**0.4 * 1.8**0.6
+    length = math.hypot(3.0, moved)
+    assert got.flatten().tolist() == pytest.approx([15 / length, 5 * moved / length], rel=1e-5)
 
 
-def guided(scores: torch.Tensor, clean: torch.Tensor, **options: float) -> list[float]:
-    chosen = GediOptions(**{"omega": 1, "class_bias": 0, **options})
-    return guide(scores[None], clean.logit()[None], chosen)[0].tolist()
+def guided(scores: torch.Tensor, clean: torch.Tensor, omega: float = 1.0) -> list[float]:
+    """The scores that `guide` returns, without the bias of 2 on the odds of a clean text."""
+    guided_scores: list[float] = guide(scores[None], clean.logit()[None] - 2, omega)[0].tolist()
+    return guided_scores
 
 
 def test_gedi_drops_no_token_that_is_the_last_possible_one() -> None:
     """The cleanest token of all may have been left out by top-k or top-p."""
-    scores = torch.tensor([1.0, 0.5, -torch.inf, -torch.inf])
-    found = guided(scores, torch.tensor([0.1, 0.2, 0.9, 0.99]), filter_p=1.0, target_p=1.0)
-    assert [math.isfinite(one) for one in found] == [False, True, False, False]
+    scores = tensor([1.0, 0.5, -INF, -INF])
+    found = guided(scores, tensor([0.1, 0.2, 0.9, 0.99]))
+    assert [math.isfinite(score) for score in found] == [False, True, False, False]
 
 
 def test_gedi_guide() -> None:
-    """P = (0.5, 0.3, 0.2), P(clean) = (0.2, 0.5, 0.9), omega 1: the products are 0.1, 0.15, 0.18.
+    """P = (0.5, 0.3, 0.2), biased P(clean) = (0.2, 0.5, 0.9): the products are 0.1, 0.15, 0.18.
 
-    Normalised and summed from the least clean on: 0.233, 0.581, 1. Only the first is below 0.3.
+    Normalised and summed from the least clean on: 0.233, 0.581, 1. The first two are below 0.8,
+    and their P(clean) without the bias is below 0.8, too.
     """
     scores, clean = tensor([0.5, 0.3, 0.2]).log(), tensor([0.2, 0.5, 0.9])
-    expected = pytest.approx([-INF, math.log(0.15), math.log(0.18)])
-    assert guided(scores, clean, filter_p=0.3) == expected
-    # A token that is clean enough stays, however little mass there is before it.
-    assert guided(scores, clean, filter_p=1.0, target_p=0.5 - 1e-6) == expected
-    # The cleanest stays in any case.
-    got = guided(scores, clean, filter_p=1.0, target_p=1.0)
-    assert [math.isfinite(x) for x in got] == [False, False, True]
-    # Below omega 1 filter_p is multiplied by omega: 0.3 * 0.3 is less than the mass of the first.
-    assert all(map(math.isfinite, guided(scores, clean, omega=0.3, filter_p=0.3)))
-
-
-def test_gedi_class_bias() -> None:
-    """Odds of 1 : 4 and 1 : 1 become 4 : 4 and 4 : 1; target_p applies to odds without the bias."""
-    scores, clean = tensor([0.5, 0.5]).log(), tensor([0.2, 0.5])
-    got = guided(scores, clean, class_bias=math.log(4), filter_p=0)
-    assert got == pytest.approx([math.log(0.25), math.log(0.4)])
-    got = guided(scores, clean, class_bias=math.log(4), filter_p=0.5, target_p=0.45)
-    assert got == pytest.approx([-INF, math.log(0.4)])
+    assert guided(scores, clean) == pytest.approx([-INF, -INF, math.log(0.18)])
+    # A token that is clean enough (without the bias) stays, however little mass is before it.
+    sure = tensor([0.2, 0.97, 0.98])
+    expected = [-INF, math.log(0.3 * 0.97), math.log(0.2 * 0.98)]
+    assert guided(scores, sure) == pytest.approx(expected)
+    # Below omega 1 the filter is weaker: 0.2 * 0.8 is less than the mass of the first token.
+    assert all(map(math.isfinite, guided(scores, clean, omega=0.2)))
 
 
 def test_word_filter_log_odds() -> None:
@@ -200,13 +189,8 @@ def test_steering_keeps_lengths(values: list[float], strength: float) -> None:
     """Steering keeps the norm, and reversal at scale 0 changes nothing."""
     x, v, end = torch.tensor(values).view(3, 2, 2)
     flat, across = x.flatten(), v.flatten()
-    for moved in (
-        steer(flat, across, strength),
-        reverse(x, v, end, scale=strength, norm_exponent=0.4, similarity_exponent=0.6),
-    ):
+    for moved in (steer(flat, across, strength), reverse(x, v, end, strength)):
         assert torch.isfinite(moved).all()
-        norms, own = moved.norm(), x.norm()
         # A step of exactly the values leaves none of them.
-        assert torch.isclose(norms, own, rtol=1e-3) or norms < 1e-4
-    still = reverse(x, v, end, scale=0.0, norm_exponent=0.4, similarity_exponent=0.6)
-    assert torch.allclose(still, x, rtol=1e-6)
+        assert torch.isclose(moved.norm(), x.norm(), rtol=1e-3) or moved.norm() < 1e-4
+    assert torch.allclose(reverse(x, v, end, 0.0), x, rtol=1e-6)

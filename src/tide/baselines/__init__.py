@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from tide.baselines.base import Baseline as Baseline
     from tide.baselines.base import Generated as Generated
     from tide.baselines.base import Options as Options
-    from tide.baselines.common.decoding import DecodingBaseline as DecodingBaseline
-    from tide.baselines.common.fit import FitTask as FitTask
-    from tide.baselines.common.fit import Fitted as Fitted
-    from tide.baselines.common.lanes import Reader as Reader
-    from tide.baselines.common.lanes import SteeredLane as SteeredLane
+    from tide.baselines.decoding import DecodingBaseline as DecodingBaseline
+    from tide.baselines.fit import FitTask as FitTask
+    from tide.baselines.fit import Fitted as Fitted
+    from tide.baselines.lanes import Reader as Reader
+    from tide.baselines.lanes import SteeredLane as SteeredLane
     from tide.engines.local.engine import TransformersEngine
 
 REGISTRY = Registry(
     "baseline",
     {
         "adlm": "tide.baselines.adlm:Adlm",
-        "contrastive": "tide.baselines.contrastive:Contrastive",
-        "critic-control": "tide.baselines.critic_control:CriticControl",
-        "dapt": "tide.baselines.dapt:Dapt",
+        "contrastive": "tide.baselines.experts:Contrastive",
+        "critic-control": "tide.baselines.fudge:CriticControl",
+        "dapt": "tide.baselines.experts:Dapt",
         "destein": "tide.baselines.destein:Destein",
-        "dexperts": "tide.baselines.dexperts:Dexperts",
+        "dexperts": "tide.baselines.experts:Dexperts",
         "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
         "pplm": "tide.baselines.pplm:Pplm",
@@ -38,10 +38,10 @@ REGISTRY = Registry(
         "rad": "tide.baselines.rad:Rad",
         "rectification": "tide.baselines.rectification:Rectification",
         "reversal": "tide.baselines.reversal:Reversal",
-        "safe-decoding": "tide.baselines.safe_decoding:SafeDecoding",
+        "safe-decoding": "tide.baselines.experts:SafeDecoding",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
-        "unidetox": "tide.baselines.unidetox:Unidetox",
+        "unidetox": "tide.baselines.experts:Unidetox",
         "word-filter": "tide.baselines.word_filter:WordFilter",
     },
 )
@@ -70,7 +70,7 @@ def load_baseline(
 
 def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
     """Raise InputError for an invalid spec or a missing artefact. model: the model's name."""
-    from tide.baselines.common.artefacts import find_artefact  # noqa: PLC0415  (slow import)
+    from tide.baselines.artefacts import find_artefact  # noqa: PLC0415  (slow import)
 
     create, options = _read(spec)
     if (kind_of := getattr(create, "artefact_kind", None)) and (kind := kind_of(options)):
@@ -90,8 +90,8 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "base": ["Baseline", "Generated", "Options"],
-        "common.decoding": ["DecodingBaseline"],
-        "common.fit": ["FitTask", "Fitted"],
-        "common.lanes": ["Reader", "SteeredLane"],
+        "decoding": ["DecodingBaseline"],
+        "fit": ["FitTask", "Fitted"],
+        "lanes": ["Reader", "SteeredLane"],
     },
 )

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, scaled_dot_product_attention
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.lanes import Reader, SteeredLane
-from tide.baselines.common.layers import Head
-from tide.baselines.common.training import (
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import TOXIC, FitTask, Fitted
+from tide.baselines.lanes import Reader, SteeredLane
+from tide.baselines.layers import Head
+from tide.baselines.sasa import LastHidden
+from tide.baselines.training import (
     before_end,
     classified,
     read,
@@ -41,7 +42,6 @@ from tide.baselines.common.training import (
     token_losses,
     train,
 )
-from tide.baselines.sasa import LastHidden
 from tide.core.errors import InputError, guarded
 from tide.engines.local.batch import Row
 from tide.engines.local.stream import Stream

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from tide.baselines.base import Options, Strength
-from tide.baselines.common.decoding import DecodingBaseline
-from tide.baselines.common.fit import FitTask, Fitted
-from tide.baselines.common.lanes import Reader
-from tide.baselines.common.layers import Heads, find_heads
-from tide.baselines.common.training import auc
+from tide.baselines.decoding import DecodingBaseline
+from tide.baselines.fit import FitTask, Fitted
+from tide.baselines.lanes import Reader
+from tide.baselines.layers import Heads, find_heads
 from tide.baselines.reversal import Reversal
+from tide.baselines.training import auc
 from tide.data.texts import Pair
 
 _LAST = 8  # number of final tokens of a text, whose mean represents the text

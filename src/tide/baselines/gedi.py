@@ -18,12 +18,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tide.baselines.artefacts import fit_width
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import fit_width
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.lanes import SteeredLane
-from tide.baselines.common.training import (
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import TOXIC, FitTask, Fitted
+from tide.baselines.lanes import SteeredLane
+from tide.baselines.training import (
     Tuning,
     classified,
     logits_of,
@@ -36,6 +36,9 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.batch import Row
 
 CODES = ("clean", "dirty")
+# Prior log odds that a text is clean. The least clean tokens of a total probability of `_FILTER_P`
+# are dropped, except tokens whose P(clean) is at least `_TARGET_P`.
+_CLASS_BIAS, _FILTER_P, _TARGET_P = 2.0, 0.8, 0.8
 # Share of the generative loss in training; the rest is for the discriminative loss.
 _GENERATIVE = 0.8
 # Learning rate of the scale of the class logits. It is high because this number changes much.
@@ -47,32 +50,23 @@ class GediOptions(Options):
     strength = "omega"
 
     omega: Strength = Field(default=30.0, description="Weight of log P(clean); 0 turns GeDi off.")
-    class_bias: float = Field(
-        default=2.0, ge=0, le=100, description="Prior log odds that a text is clean."
-    )
-    filter_p: float = Field(
-        default=0.8, ge=0, le=1, description="Total probability of the least clean tokens to drop."
-    )
-    target_p: float = Field(
-        default=0.8, gt=0, le=1, description="Keep tokens whose P(clean) is at least this."
-    )
     order: Order = "shift-warp"
 
 
-def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
+def guide(scores: Tensor, odds: Tensor, omega: float) -> Tensor:
     """Return log p + omega log P(clean), (B, V), with -inf for dropped tokens.
 
     odds: log odds that the text is clean, to which the class bias is added. The least clean tokens
-    are dropped while the sum of their guided probabilities is below filter_p; tokens with
-    P(clean) >= target_p (without the bias) are kept.
+    are dropped while the sum of their guided probabilities is below 0.8; tokens with
+    P(clean) >= 0.8 (without the bias) are kept.
     """
-    posterior = nn.functional.logsigmoid(odds + options.class_bias)
-    guided = scores.log_softmax(dim=-1) + options.omega * posterior
+    posterior = nn.functional.logsigmoid(odds + _CLASS_BIAS)
+    guided = scores.log_softmax(dim=-1) + omega * posterior
     ordered, order = nn.functional.logsigmoid(odds).sort(dim=-1)
     mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
     # Below omega 1 the filter sets in gradually.
-    filtered = mass < options.filter_p * min(1.0, options.omega)
-    dropped = filtered & (ordered < math.log(options.target_p))
+    filtered = mass < _FILTER_P * min(1.0, omega)
+    dropped = filtered & (ordered < math.log(_TARGET_P))
     # Rounding must not drop all tokens: the cleanest that top-k and top-p have left stays.
     possible = (guided.gather(-1, order) > -torch.inf).int()
     last = possible.shape[-1] - 1 - possible.flip(-1).argmax(dim=-1, keepdim=True)
@@ -99,10 +93,10 @@ class GediLane(SteeredLane):
     """
 
     def __init__(
-        self, *arguments: Any, coded: Coded, scale: float, options: GediOptions, **more: Any
+        self, *arguments: Any, coded: Coded, scale: float, omega: float, **options: Any
     ) -> None:
-        self._coded, self._scale, self._options = coded, scale, options
-        super().__init__(*arguments, **more)
+        self._coded, self._scale, self._omega = coded, scale, omega
+        super().__init__(*arguments, **options)
 
     def clear(self) -> None:
         super().clear()
@@ -130,11 +124,11 @@ class GediLane(SteeredLane):
         logits = fit_width(self.companions[0].stream.logits.float(), scores.shape[-1])
         log_p = logits.log_softmax(dim=-1).view(len(scores), 2, -1)
         self._next = log_p + self._likelihood[..., None]
-        if self._options.omega == 0:
+        if self._omega == 0:
             return scores
         clean, dirty = self._next.unbind(dim=1)
         # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
-        return guide(scores, self._scale * (clean - dirty) / (self._counts + 1), self._options)
+        return guide(scores, self._scale * (clean - dirty) / (self._counts + 1), self._omega)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         tokens, finite = super().draw()
@@ -170,7 +164,9 @@ class Gedi(DecodingBaseline):
             "lora", copies=2, prompts=lambda row: [ids for ids, _ in coded(row)]
         )
         scale = float(self.artefact.tensor("scale"))
-        return partial(GediLane, readers=[reader], coded=coded, scale=scale, options=self._options)
+        return partial(
+            GediLane, readers=[reader], coded=coded, scale=scale, omega=self._options.omega
+        )
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -21,16 +21,18 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 from transformers.cache_utils import DynamicCache
 
+from tide.baselines.artefacts import load_sibling
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import load_sibling
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.lanes import SteeredLane
-from tide.baselines.common.training import before_end, classified, read, right_pad
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import TOXIC, FitTask, Fitted
+from tide.baselines.lanes import SteeredLane
+from tide.baselines.training import before_end, classified, read, right_pad
 from tide.engines.local.batch import Row
 from tide.engines.local.stream import Forward, token_positions
 
 _SMALL = 1e-15
+# Weights of the moved distribution in the draw, and of the divergence in the loss.
+_FUSE, _DIVERGENCE = 0.9, 0.01
 
 # Keys and values of each layer in turn, each (B, heads, T, size).
 Cache = list[Tensor]
@@ -41,20 +43,16 @@ class PplmOptions(Options):
 
     stepsize: Strength = Field(default=0.2, description="Step length, in every layer.")
     iterations: int = Field(default=10, ge=1, le=1_000, description="Steps before each token.")
-    fuse: float = Field(default=0.9, ge=0, le=1, description="Weight of the moved distribution.")
-    divergence: float = Field(
-        default=0.01, ge=0, le=10_000, description="Weight of the divergence in the loss."
-    )
     order: Order = "shift-warp"
 
 
-def objective(prediction: Tensor, moved: Tensor, unmoved: Tensor, divergence: float) -> Tensor:
-    """Return the sum of -log P(non-toxic) + divergence KL(moved || unmoved) over rows; a scalar.
+def objective(prediction: Tensor, moved: Tensor, unmoved: Tensor) -> Tensor:
+    """Return the sum of -log P(non-toxic) + 0.01 KL(moved || unmoved) over rows; a scalar.
 
     prediction: (B,), logit of P(non-toxic). moved, unmoved: logits (B, V).
     """
     log_p, log_unmoved = moved.log_softmax(dim=-1), unmoved.log_softmax(dim=-1)
-    return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_unmoved)).sum()
+    return softplus(-prediction).sum() + _DIVERGENCE * (log_p.exp() * (log_p - log_unmoved)).sum()
 
 
 def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:
@@ -131,7 +129,7 @@ class PplmLane(SteeredLane):
             moved = self._moved()
         for row in self.rows:
             row.read += 2 * self._options.iterations + 1
-        shifted = scores + self._options.fuse * (moved - self.stream.logits.float())
+        shifted = scores + _FUSE * (moved - self.stream.logits.float())
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
@@ -147,7 +145,7 @@ class PplmLane(SteeredLane):
                 x = self._scale * (follows @ self._table)[:, None]
                 _, ahead, _ = self._run(self._unmoved_cache, ahead=1, inputs_embeds=x)
                 mean = (self._sum + hidden[:, -1].detach() + ahead[:, -1]) / (count + 1)
-                loss = objective(mean @ weight + bias, logits, self._logits, options.divergence)
+                loss = objective(mean @ weight + bias, logits, self._logits)
             gradients = torch.autograd.grad(loss, past)
             self._past = step_down(self._past, gradients, options.stepsize)
         with torch.no_grad():

@@ -20,11 +20,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import FitTask, Fitted
-from tide.baselines.common.lanes import MixedLane, Reader
-from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
-from tide.baselines.common.training import Tuning, right_pad, span, train
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import FitTask, Fitted
+from tide.baselines.lanes import MixedLane, Reader
+from tide.baselines.rollouts import Rollout, beginnings, held_out, roll_out
+from tide.baselines.training import Tuning, right_pad, span, train
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06

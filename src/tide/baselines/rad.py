@@ -23,13 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from tide.baselines.artefacts import ready
 from tide.baselines.base import Candidates, Options, Order, Strength
-from tide.baselines.common.artefacts import ready
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.lanes import CandidateLane
-from tide.baselines.common.layers import Head, output_layer
-from tide.baselines.common.training import Tuning, auc, before_end, logits_of, read, train
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import TOXIC, FitTask, Fitted
+from tide.baselines.lanes import CandidateLane
+from tide.baselines.layers import Head, output_layer
+from tide.baselines.training import Tuning, auc, before_end, logits_of, read, train
 
 # The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}

@@ -23,14 +23,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from tide.baselines.artefacts import ready
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import ready
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import FitTask, Fitted
-from tide.baselines.common.lanes import MixedLane
-from tide.baselines.common.layers import Head, output_layer
-from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.training import Tuning, logits_of, read, span, train
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import FitTask, Fitted
+from tide.baselines.lanes import MixedLane
+from tide.baselines.layers import Head, output_layer
+from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.training import Tuning, logits_of, read, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # minimum cap

@@ -17,42 +17,32 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from tide.baselines.base import Options, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.lanes import PromptRow, Reader, SteeredLane
-from tide.baselines.common.layers import Heads, find_heads
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.lanes import PromptRow, Reader, SteeredLane
+from tide.baselines.layers import Heads, find_heads
 from tide.engines.local.stream import Stream
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
+# Exponents of 1 + |delta|, and of 1 + similarity to the negative prefix.
+_NORM_EXPONENT, _SIMILARITY_EXPONENT = 0.4, 0.6
 
 
 class ReversalOptions(Options):
     strength = "scale"
 
     scale: Strength = Field(default=1.0, description="Multiple of the published step.")
-    norm_exponent: float = Field(default=0.4, ge=0, le=10, description="Exponent of 1 + |delta|.")
-    similarity_exponent: float = Field(
-        default=0.6, ge=0, le=10, description="Exponent of 1 + similarity to the negative prefix."
-    )
 
 
-def reverse(
-    values: Tensor,
-    delta: Tensor,
-    negative_end: Tensor,
-    *,
-    scale: float,
-    norm_exponent: float,
-    similarity_exponent: float,
-) -> Tensor:
+def reverse(values: Tensor, delta: Tensor, negative_end: Tensor, scale: float) -> Tensor:
     """Move head outputs away from the negative prefix, keeping their norm; all (B, heads, size).
 
-    v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta replaces the output v of each
+    v - scale (1 + |delta|)^0.4 (1 + relu cos(v, v_neg_end))^0.6 delta replaces the output v of each
     head. Then the vector of all heads is scaled to its old norm.
     """
-    by_norm = (1 + delta.norm(dim=-1, keepdim=True)) ** norm_exponent
+    by_norm = (1 + delta.norm(dim=-1, keepdim=True)) ** _NORM_EXPONENT
     likeness = cosine_similarity(values, negative_end, dim=-1).clamp(min=0)[..., None]
-    moved = values - scale * by_norm * (1 + likeness) ** similarity_exponent * delta
+    moved = values - scale * by_norm * (1 + likeness) ** _SIMILARITY_EXPONENT * delta
     norm = moved.norm(dim=(-2, -1), keepdim=True)
     # A vector of zeros stays as it is.
     scaled: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm.clamp(min=1e-12))
@@ -108,15 +98,9 @@ class Reversal(DecodingBaseline):
         self._delta[layer] = negative - positive
 
     def _move(self, layer: int, merged: Tensor) -> Tensor:
-        values, options = self._heads.split(merged[:, -1].float()), self._options
-        moved = reverse(
-            values,
-            self._delta[layer],
-            self._negative_end[layer],
-            scale=options.scale,
-            norm_exponent=options.norm_exponent,
-            similarity_exponent=options.similarity_exponent,
-        )
+        values = self._heads.split(merged[:, -1].float())
+        delta, negative_end = self._delta[layer], self._negative_end[layer]
+        moved = reverse(values, delta, negative_end, self._options.scale)
         return torch.cat([merged[:, :-1], moved.flatten(-2)[:, None].to(merged.dtype)], dim=1)
 
     @cached_property

@@ -22,11 +22,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from tide.baselines.base import Candidates, Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import FitTask, Fitted, by_any, by_half
-from tide.baselines.common.lanes import CandidateLane, Reader
-from tide.baselines.common.layers import output_layer
-from tide.baselines.common.training import auc, read, right_pad
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import FitTask, Fitted, by_any, by_half
+from tide.baselines.lanes import CandidateLane, Reader
+from tide.baselines.layers import output_layer
+from tide.baselines.training import auc, read, right_pad
 from tide.data.texts import LabelledText
 
 

@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.lanes import MixedLane
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.lanes import MixedLane
 
 PREFIXES = tuple(
     f"The following text contains {attribute}:\n"

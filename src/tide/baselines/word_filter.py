@@ -3,7 +3,7 @@
 arXiv:2009.11462. Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts),
 the last token of a word is banned if the text, including the prompt, ends with the word's other
 tokens. So a longer word that contains the tokens of a banned word is banned, too. The authors' list
-is from the web; here the list is learned from labelled text, or read from a file.
+is from the web; here the list is learned from labelled text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +21,12 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MakeLane
-from tide.baselines.common.fit import FitTask, Fitted, of_kind
-from tide.baselines.common.lanes import SteeredLane
+from tide.baselines.decoding import DecodingBaseline, MakeLane
+from tide.baselines.fit import FitTask, Fitted, of_kind
+from tide.baselines.lanes import SteeredLane
 from tide.core.errors import InputError, guarded
-from tide.data.files import read_whole
 
-# Maximum words that a fit keeps; the option `words` says how many are used.
-_LEARNED = 500
+_WORDS = 400  # number of banned words, the worst ones
 # Added to each count, so that rare words do not rank first.
 _PRIOR = 5.0
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
@@ -45,10 +42,6 @@ class WordFilterOptions(Options):
         default=1000.0,
         description="Subtracted from the logit of a token that completes a word; 1000 is a ban.",
     )
-    words: int = Field(
-        default=400, ge=1, le=_LEARNED, description="Number of learned words to use, worst first."
-    )
-    file: str = Field(default="", max_length=4_096, description="File of words, one per line.")
     order: Order = "shift-warp"
 
 
@@ -111,10 +104,6 @@ class WordFilter(DecodingBaseline):
     learned = True
     _options: WordFilterOptions
 
-    @classmethod
-    def artefact_kind(cls, options: WordFilterOptions) -> str:
-        return "" if options.file else cls.kind
-
     def config(self) -> dict[str, Any]:
         listed = repr(sorted(self._banned.items())).encode()
         return {**super().config(), "banned": blake2b(listed, digest_size=8).hexdigest()}
@@ -124,18 +113,9 @@ class WordFilter(DecodingBaseline):
 
     @cached_property
     def _banned(self) -> Banned:
-        if file := self._options.file:
-            with guarded(InputError, f"baseline word-filter: file: {file} cannot be read"):
-                lines = read_whole(Path(file)).decode().splitlines()
-            words = [word for word in map(str.strip, lines) if word]
-            if not words:
-                raise InputError(f"baseline word-filter: file: {file} holds no word")
-            return by_beginning(
-                ids for word in words for ids in sequences(self.engine.tokenizer, word)
-            )
         with guarded(InputError, "baseline word-filter: its artefact holds no words"):
             learned = self.artefact.tensors
-            rows = learned["ids"][learned["words"] < self._options.words].tolist()
+            rows = learned["ids"][learned["words"] < _WORDS].tolist()
         return by_beginning([token for token in row if token != -1] for row in rows)
 
     @staticmethod
@@ -144,14 +124,14 @@ class WordFilter(DecodingBaseline):
 
         ids: (n, longest), padded with -1, the worst words first. words: (n,), the number of each
         row's word. No word is stored as text. Figures: shares of toxic and of other held-out texts
-        that contain one of the 400 default words.
+        that contain one of the banned words.
         """
         texts, held_out = task.texts()
         scores = word_odds(of_kind(texts, toxic=True), of_kind(texts, toxic=False))
         worst = sorted((word for word in scores if scores[word] > 0), key=lambda w: -scores[w])
         forms = [
             (number, torch.tensor(ids))
-            for number, word in enumerate(worst[:_LEARNED])
+            for number, word in enumerate(worst[:_WORDS])
             for ids in sequences(task.tokenizer, word)
         ]
         tensors = {
@@ -160,9 +140,9 @@ class WordFilter(DecodingBaseline):
             ).int(),
             "words": torch.tensor([number for number, _ in forms], dtype=torch.int32),
         }
-        default = set(worst[: WordFilterOptions().words])
+        banned = set(worst[:_WORDS])
         toxic, of_other = (
-            sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
+            sum(bool(banned & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
             for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
         )
         return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": of_other})

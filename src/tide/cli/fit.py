@@ -58,7 +58,7 @@ def fit(
     A tenth of the data (at least 40 rows, or half if there are fewer than 80) is held out for the
     printed figures. `all` keeps finished baselines, unless --overwrite is given.
     """
-    from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
+    from tide.baselines.fit import fit as learn  # noqa: PLC0415  (slow import)
 
     say_loading(arguments.model)
     with progress_bar() as bar:
@@ -68,7 +68,6 @@ def fit(
             progress=lambda step, done, total: bar.update(
                 task, description=step, completed=done, total=total
             ),
-            say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
             **dict(arguments),
             **(overrides or {}),
         )

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common.fit import FitTask, Labelled
-from tide.baselines.common.training import batches, train
+from tide.baselines.fit import FitTask, Labelled
+from tide.baselines.training import batches, train
 from tide.core.errors import InputError, validated
 
 

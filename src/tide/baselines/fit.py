@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import asdict, astuple, dataclass, field
-from functools import cached_property
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tide.baselines import REGISTRY
+from tide.baselines.artefacts import check_vocabulary, save_artefact
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common.artefacts import check_vocabulary, save_artefact
 from tide.core.errors import EngineError, InputError, guarded, validated
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
 from tide.data.files import read_whole
 from tide.data.texts import LabelledText, Pair, read_entries
-from tide.engines.base import Dtype
 from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model
-from tide.scorers import DEFAULT_SCORER, load_scorer
-from tide.scorers.base import code_of
+from tide.scorers import DEFAULT_SCORER
 
 TOXIC, NON_TOXIC = 0.5, 0.1
 _LEAST = 20  # minimum rows of each kind for a fit
@@ -151,8 +147,7 @@ class FitTask:
     """Inputs of a fit. model: the model as transformers loads it; a fit may change its weights.
 
     learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
-    scorer: spec of the scorer for texts that the model generates. say: called with a message before
-    long work.
+    scorer: spec of the scorer for texts that the model generates.
     """
 
     name: str
@@ -163,7 +158,6 @@ class FitTask:
     progress: OnProgress
     learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
-    say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
         self.train, self.held_out = self.data.split(self.settings.seed)
@@ -215,7 +209,6 @@ def fit(
     dtype: Any = "auto",
     overwrite: bool = False,
     progress: OnProgress = lambda step, done, total: None,
-    say: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
     """Fit a baseline for a model.
@@ -231,7 +224,6 @@ def fit(
         dtype: As for `Detoxifier`.
         overwrite: Replace artefacts. Otherwise "all" keeps artefacts of an identical call.
         progress: Called with the task, the amount done, and the total.
-        say: Called with messages for the user, such as the estimated time of a training.
         **settings: Fields of `FitSettings`.
 
     Returns:
@@ -246,96 +238,67 @@ def fit(
     if not learning:
         known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
-    chosen, place = validated(FitSettings, settings), find_device(device)
+    chosen = validated(FitSettings, settings)
+    load = partial(load_model, device=find_device(device), dtype=dtype)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
-    small = None if auxiliary is None else str(auxiliary)
-    fits = _Fits(str(model), small, scorer, place, dtype, labelled, chosen, progress, say)
+    learned: dict[str | None, dict[bool, Fitted]] = {}
     figures: dict[str, dict[str, float]] = {}
     for create in learning:
-        note, folder = fits.note(create), Path(out) / create.kind
-        if overwrite or not (folder / "artefact.json").exists():
-            figures[create.kind] = fits.fit(create, note, folder)
+        has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
+        # Inputs that the baseline cannot use are None.
+        note: dict[str, Any] = {
+            "model": str(model),
+            "auxiliary": str(auxiliary) if has_auxiliary else None,
+            "scorer": scorer if getattr(create, "scored", False) else None,
+            "code": code_digest(create),
+            "data": labelled.digest,
+            "settings": chosen.model_dump(),
+        }
+        folder = Path(out) / create.kind
+        if not overwrite and (folder / "artefact.json").exists():
+            figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
             continue
-        if is_all:  # the weights behind a name may have changed
-            note |= fits.fingerprints(note["auxiliary"])
-        figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
+        shared = learned.setdefault(note["auxiliary"], {})
+        fitted, info = _fit(create, note, load, labelled, chosen, shared, progress)
+        save_artefact(folder, fitted.tensors, info)
+        figures[create.kind] = fitted.held_out
     return figures
 
 
-@dataclass
-class _Fits:
-    """What the fits of one call share; the fields are as in `fit`.
+def _fit(
+    create: Any,
+    note: dict[str, Any],
+    load: Callable[[str], tuple[Any, Any]],
+    data: Labelled,
+    settings: FitSettings,
+    learned: dict[bool, Fitted],
+    progress: OnProgress,
+) -> tuple[Fitted, dict[str, Any]]:
+    """Fit a baseline; return the result and the description of its artefact.
 
-    learned: by auxiliary model, see `FitTask`. weights: digests of the weights behind names.
+    note: the inputs of the fit. load: returns the tokenizer and the model of a name.
     """
-
-    model: str
-    auxiliary: str | None
-    scorer: str
-    device: torch.device
-    dtype: Dtype
-    data: Labelled
-    settings: FitSettings
-    progress: OnProgress
-    say: Callable[[str], None]
-    learned: dict[str | None, dict[bool, Fitted]] = field(default_factory=dict)
-    weights: dict[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def scorer_made(self) -> str:
-        """Name and code of the scorer."""
-        with closing(load_scorer(self.scorer)) as loaded:
-            return f"{loaded.name} {code_of(loaded)}".strip()
-
-    def note(self, create: Any) -> dict[str, Any]:
-        """Describe the inputs of a fit. Inputs that the baseline cannot use are None."""
-        is_scored = getattr(create, "scored", False)
-        return {
-            "model": self.model,
-            "auxiliary": self.auxiliary if getattr(create, "auxiliary", False) else None,
-            "scorer": self.scorer if is_scored else None,
-            "scorer_made": self.scorer_made if is_scored else None,
-            "code": code_digest(create),
-            "data": self.data.digest,
-            "settings": self.settings.model_dump(),
-        }
-
-    def fingerprints(self, auxiliary: str | None) -> dict[str, str]:
-        """Return digests of the weights that the model's names stand for now."""
-        fields = {"fingerprint": self.model}
-        if auxiliary is not None:
-            fields["auxiliary_fingerprint"] = auxiliary
-        for name in fields.values():
-            if name not in self.weights:
-                _, loaded = load_model(name, self.device, self.dtype)
-                self.weights[name] = fingerprint(loaded)
-        return {field_name: self.weights[name] for field_name, name in fields.items()}
-
-    def fit(self, create: Any, note: dict[str, Any], folder: Path) -> dict[str, float]:
-        """Fit a baseline, write its artefact, and return its held-out figures."""
-        tokenizer, plain = load_model(self.model, self.device, self.dtype)
-        info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
-        if (small := note["auxiliary"]) is not None:
-            small_tokenizer, plain = load_model(small, self.device, self.dtype)
-            check_vocabulary(small_tokenizer, tokenizer, small, self.model)
-            info["auxiliary_fingerprint"] = fingerprint(plain)
-        task = FitTask(
-            self.model,
-            tokenizer,
-            plain,
-            self.data,
-            self.settings.training(plain),
-            progress=_named(create.kind, self.progress),
-            learned=self.learned.setdefault(small, {}),
-            scorer=note["scorer"] or "",
-            say=_named(create.kind, self.say),
-        )
-        with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
-            fitted: Fitted = create.fit(task)
-        info["training"] = asdict(task.settings)
-        info["held_out"] = fitted.held_out
-        save_artefact(folder, fitted.tensors, info)
-        return fitted.held_out
+    tokenizer, trained = load(note["model"])
+    info = {"baseline": create.kind, "fingerprint": fingerprint(trained), **note}
+    if (auxiliary := note["auxiliary"]) is not None:
+        auxiliary_tokenizer, trained = load(auxiliary)
+        check_vocabulary(auxiliary_tokenizer, tokenizer, auxiliary, note["model"])
+        info["auxiliary_fingerprint"] = fingerprint(trained)
+    task = FitTask(
+        note["model"],
+        tokenizer,
+        trained,
+        data,
+        settings.training(trained),
+        progress=lambda step, done, total: progress(f"{create.kind}: {step}", done, total),
+        learned=learned,
+        scorer=note["scorer"] or "",
+    )
+    with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
+        fitted: Fitted = create.fit(task)
+    info["training"] = asdict(task.settings)
+    info["held_out"] = fitted.held_out
+    return fitted, info
 
 
 def _learners(names: Iterable[str]) -> list[Any]:
@@ -353,11 +316,6 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
     except (OSError, ValueError, AttributeError):
         same = False
     if not (resumes and same):
-        difference = "" if same else ", made with other settings or weights"
+        difference = "" if same else ", made with other settings"
         raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")
     return dict(there.get("held_out", {}))
-
-
-def _named(kind: str, call: Callable[..., None]) -> Callable[..., None]:
-    """Return `call` with the name of the baseline put before its first argument."""
-    return lambda first, *rest: call(f"{kind}: {first}", *rest)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tide.baselines.common.artefacts import fit_width
+from tide.baselines.artefacts import fit_width
 from tide.core.errors import CompletionError
 from tide.engines.local.batch import Lane, Row
 from tide.engines.local.stream import Forward, Stream

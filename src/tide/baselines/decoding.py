@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tide.baselines.base import Generated, Options
-from tide.baselines.common.artefacts import (
+from tide.baselines.artefacts import (
     Artefact,
     load_artefact,
     load_sibling,
     merge_updates,
     ready,
 )
-from tide.baselines.common.lanes import PromptRow, Reader, SteeredLane
+from tide.baselines.base import Generated, Options
+from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.settings import Sampling

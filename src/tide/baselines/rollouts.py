@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tide.baselines.common.decoding import MakeLane, write_rows
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.lanes import Reader, SteeredLane
-from tide.baselines.common.training import auc
+from tide.baselines.decoding import MakeLane, write_rows
+from tide.baselines.fit import TOXIC, FitTask, Fitted
+from tide.baselines.lanes import Reader, SteeredLane
+from tide.baselines.training import auc
 from tide.core.concurrency import Portal
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling

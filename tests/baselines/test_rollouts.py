@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.baselines.tasks import tiny_task
+from tide.baselines import rollouts
 from tide.baselines.base import FitSettings
-from tide.baselines.common import rollouts
-from tide.baselines.common.fit import FitTask
-from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.fit import FitTask
+from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
 from tide.scorers.base import is_nearly_empty
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models import CONFIGS, save_mamba
-from tide.baselines.common.layers import find_heads, output_layer
+from tide.baselines.layers import find_heads, output_layer
 from tide.core.errors import EngineError
 
 PROJECTIONS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,9 +13,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tide.baselines.artefacts import add_lora
 from tide.baselines.base import Training
-from tide.baselines.common.artefacts import add_lora
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted, of_kind
+from tide.baselines.fit import TOXIC, FitTask, Fitted, of_kind
 from tide.core.errors import InputError, require
 from tide.data.texts import LabelledText
 from tide.engines.local.stream import by_length
@@ -27,7 +26,6 @@ _READ_BATCH = 64
 # validations without improvement after which the training ends.
 _VALIDATION, _MOST_VALIDATION = 0.05, 256
 _VALIDATIONS, _PATIENCE = 8, 2
-_TIMED = 3  # number of steps timed for an estimate
 
 _T = TypeVar("_T")
 
@@ -141,12 +139,7 @@ def train(
     ]
     best: list[Tensor] = []
     best_loss, worse = math.inf, 0
-    started = time.monotonic()
     for step in range(settings.steps):
-        if step == _TIMED:
-            seconds = (time.monotonic() - started) / _TIMED * (settings.steps - step)
-            about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-            task.say(f"{title}: at most {settings.steps} steps, about {about}")
         if worse == _PATIENCE:
             break
         value = loss(next(source))

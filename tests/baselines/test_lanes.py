@@ -15,8 +15,8 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import World, make_world, with_nightly
 from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
-from tide.baselines.common.decoding import DecodingBaseline
-from tide.baselines.common.lanes import PromptRow
+from tide.baselines.decoding import DecodingBaseline
+from tide.baselines.lanes import PromptRow
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.baselines.conftest import World, make_world
 from tests.models import save_causal_lm
 from tide.baselines import REGISTRY, Generated, load_baseline
-from tide.baselines.common.artefacts import fit_width, load_artefact, save_artefact
+from tide.baselines.artefacts import fit_width, load_artefact, save_artefact
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import fingerprint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tide.baselines.common.fit import Labelled, by_any, read_labelled
+from tide.baselines.fit import Labelled, by_any, read_labelled
 from tide.core.errors import InputError
 from tide.data.texts import LabelledText, Pair
 

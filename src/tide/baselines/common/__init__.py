@@ -1,1 +1,0 @@
-"""Code shared by the baselines: decoding, fits, artefacts, access to layers."""
