@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -15,6 +16,8 @@ _WHOLE = 1 << 26
 _SAMPLES, _SAMPLE = 16, 256
 # Files of a model folder besides its weights: config, tokenizer and chat template.
 _SMALL = (".json", ".txt", ".model", ".jinja", ".py")
+# Modules whose code is told by the versions of TIDE and Python.
+_KNOWN = ("tide", "builtins", "typing", "abc")
 _MAIN = ("__main__", "__mp_main__")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -22,105 +25,60 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 def code_digest(target: Any) -> str:
     """Return a digest of the code of a class, a function or an object's class; "" for TIDE's own.
 
-    The code of an imported module is its whole file, since a class uses functions beside it. A
-    function without a file or a name (a notebook's, a lambda) is told by its compiled code, the
-    functions that it calls, and the values of its closure and defaults. Modules that the code
-    imports are not read.
+    The code of an imported module is its whole file, since a class uses functions beside it. The
+    values of a function's closure and defaults count, too. Of a script or a notebook, only the
+    source of the class or function itself is read, not that of functions it calls.
     """
-    parts = list(_parts(target, set()))
+    parts = list(_parts(target))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else ""
 
 
-def _parts(target: Any, seen: set[int]) -> Iterator[bytes]:
-    if isinstance(target, _SIMPLE):
-        yield repr(target).encode("utf-8", "surrogatepass")
-        return
-    if id(target) in seen:  # such as a function that calls itself
-        return
-    seen.add(id(target))
-    if isinstance(target, tuple | list | set | frozenset | dict):
-        yield f"{type(target).__name__} of {len(target)}".encode()
-        items = list(target.items() if isinstance(target, dict) else target)
-        if isinstance(target, set | frozenset):
-            items.sort(key=repr)
-        for item in items:
-            yield from _parts(item, seen)
-    elif inspect.isclass(target):
-        yield from _of_class(target, seen)
+def _parts(target: Any) -> Iterator[bytes]:
+    if isinstance(target, functools.partial):
+        yield from _parts(target.func)
+        yield from _of_values([*target.args, *target.keywords.values()])
     elif inspect.ismethod(target):
-        yield from _parts(target.__func__, seen)
-        yield from _parts(type(target.__self__), seen)
-    elif inspect.isfunction(target):
-        yield from _of_function(target, seen)
-    elif hasattr(target, "func") and hasattr(target, "keywords"):  # functools.partial
-        yield from _parts((target.func, target.args, target.keywords), seen)
-    else:
-        yield from _parts(type(target), seen)
+        yield from _parts(target.__func__)
+        yield from _parts(type(target.__self__))
+    elif inspect.isclass(target):
+        for base in target.__mro__:
+            if base.__module__.partition(".")[0] not in _KNOWN:
+                yield base.__qualname__.encode()
+                yield _source(base)
+    elif not inspect.isfunction(target):
+        yield from _parts(type(target))
+    elif str(target.__module__).partition(".")[0] not in _KNOWN:
+        yield target.__qualname__.encode()
+        yield _source(target)
+        yield target.__code__.co_code
+        yield from _of_values(target.__code__.co_consts)
+        yield from _of_values([target.__defaults__, target.__kwdefaults__])
+        yield from _of_values(inspect.getclosurevars(target).nonlocals.values())
 
 
-def _of_class(target: type, seen: set[int]) -> Iterator[bytes]:
-    for base in target.__mro__:
-        if base.__module__.partition(".")[0] in ("tide", "builtins", "typing", "abc"):
-            continue
-        yield base.__qualname__.encode()
-        if (source := _file_of(base)) is not None:
-            yield source
-            continue
-        for value in vars(base).values():
-            inner = getattr(value, "__func__", value)  # of a static or class method
-            if inspect.isfunction(inner) or isinstance(value, _SIMPLE):
-                yield from _parts(inner, seen)
+def _of_values(values: Iterable[Any]) -> Iterator[bytes]:
+    for value in values:
+        if isinstance(value, _SIMPLE):
+            yield repr(value).encode("utf-8", "surrogatepass")
+        elif isinstance(value, dict):
+            yield from _of_values(value.items())
+        elif isinstance(value, tuple | list):
+            yield f"{len(value)} values".encode()
+            yield from _of_values(value)
+        elif isinstance(value, set | frozenset):
+            yield from _of_values(sorted(value, key=repr))
+        elif not isinstance(value, CodeType):  # the source of inner functions is read already
+            yield from _parts(value)
 
 
-def _of_function(target: Any, seen: set[int]) -> Iterator[bytes]:
-    if target.__module__ is not None and target.__module__.partition(".")[0] == "tide":
-        return
-    yield target.__qualname__.encode()
-    source = _file_of(target)
-    if source is not None:
-        yield source
-    if source is not None and "<" not in target.__qualname__:
-        return
-    yield from _of_code(target.__code__, seen)
-    yield from _parts((target.__defaults__, target.__kwdefaults__), seen)
-    for cell in target.__closure__ or ():
-        try:
-            yield from _parts(cell.cell_contents, seen)
-        except ValueError:  # the variable is not set yet
-            continue
-    if source is None:
-        for name in _names(target.__code__):
-            value = target.__globals__.get(name)
-            if getattr(value, "__module__", None) in _MAIN or isinstance(value, _SIMPLE):
-                yield from _parts(value, seen)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function and the functions inside it look up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _of_code(code: CodeType, seen: set[int]) -> Iterator[bytes]:
-    yield code.co_code
-    yield repr(code.co_names).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _of_code(constant, seen)
-        else:
-            yield from _parts(constant, seen)
-
-
-def _file_of(target: Any) -> bytes | None:
-    """Return the content of the file that `target` was imported from; None without such a file."""
-    if target.__module__ in _MAIN:
-        return None
+def _source(code: Any) -> bytes:
+    """Return the file of a class or function, or its own lines if it is of a script or notebook."""
     try:
-        return Path(inspect.getfile(target)).read_bytes()
+        if code.__module__ in _MAIN:
+            return inspect.getsource(code).encode()
+        return Path(inspect.getfile(code)).read_bytes()
     except (OSError, TypeError):
-        return None
+        return b""
 
 
 def weights_digest(folder: Path) -> str:
