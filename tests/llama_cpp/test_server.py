@@ -84,12 +84,12 @@ def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
 def test_held_words_are_the_same_tokens(both: Both, prompts: list[str]) -> None:
     engine, local, _ = both
     server = engine._server
-    assert server.banned is not None
+    assert server.token_source is not None
     held: list[str] = []
     for number in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
         found = written(engine, prompts[:10], banned_token_ids=never)
-        ids = engine.portal.run(server.banned.ids, held)
+        ids = engine.portal.run(server.token_source.ids, held)
         expected = written(local, prompts[:10], banned_token_ids=tuple(ids))
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 8
         words = [text.split() for text in found]

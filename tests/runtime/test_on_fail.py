@@ -16,7 +16,7 @@ from tide.core.results import Trial
 from tide.core.settings import Settings
 from tide.engines.base import Piece
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.rewind import begin, draft, first_rewind
+from tide.runtime.rewind import begin, first_rewind, write_until_failure
 from tide.runtime.trial import TrialTask
 from tide.scorers.base import Attributed, TextScore
 from tide.scorers.scoring import Scoring
@@ -134,7 +134,7 @@ def test_a_forecast_is_of_what_is_done(on_fail: Any, position: int) -> None:
     async def work() -> int:
         answer = begin(task, engine, scoring)
         piece = Piece(tuple(map(engine._id, words)), "stop")
-        failure = await draft(answer, (piece,))
+        failure = await write_until_failure(answer, (piece,))
         assert failure is not None
         return await first_rewind(answer, failure)
 

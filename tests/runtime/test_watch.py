@@ -130,9 +130,9 @@ def screened(**changes: Any) -> Watch:
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
     one = screened()
     one.texts += [f" word{i}" for i in range(12)]
-    assert [position for position in range(1, 12) if one.decides(position)] == [1, 9]
-    one.rewind(4)
-    assert one.decides(5)
+    assert [position for position in range(1, 12) if one.note_rejection(position)] == [1, 9]
+    one.drop_after(4)
+    assert one.note_rejection(5)
 
 
 def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text() -> None:
@@ -158,7 +158,7 @@ def test_text_that_the_screen_accepts_has_not_passed() -> None:
     one = screened()
     one.texts += [*[" word"] * 8, " end", ".", " So"]
     for position, _ in one.asks(ended=False)[:-1]:
-        one.skip(position)
+        one.note_acceptance(position)
     assert one.passed == 0
     assert one.judge(10, scored(0.1)) is None
     assert one.passed == 10
@@ -170,7 +170,7 @@ def test_a_sentence_that_fails_is_not_waited_for() -> None:
     one.texts += [*[" word"] * 8, " end", ".", " So"]
     positions = [position for position, _ in one.asks(ended=False)]
     for position in positions[:-1]:
-        one.skip(position)
+        one.note_acceptance(position)
     failure = one.judge(positions[-1], scored(0.6))
     assert failure == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
     one = watch("sentence", lag=4)
@@ -182,14 +182,14 @@ def test_a_sentence_that_fails_is_not_waited_for() -> None:
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     one = screened(lag=3)
     one.texts += [f" word{i}" for i in range(14)]
-    one.skip(1)
-    assert one.decides(2)
+    one.note_acceptance(1)
+    assert one.note_rejection(2)
     assert one.judge(2, scored(0.1)) is None
-    assert not one.decides(3)
+    assert not one.note_rejection(3)
     assert one.passed == 0
-    assert one.decides(10)
+    assert one.note_rejection(10)
     assert one.judge(10, scored(0.6)) is None
-    asked = [one.decides(position) for position in (11, 12, 13)]
+    asked = [one.note_rejection(position) for position in (11, 12, 13)]
     assert asked == [False, False, True]  # the scorer is asked at the end of the lag
     assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), 1, (2,))
 
@@ -200,12 +200,12 @@ def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> No
     *words, end = [position for position, _ in one.asks(ended=False)][:9]
     assert one.ends(end)
     for position in words:
-        one.skip(position)
-    assert one.decides(end)
+        one.note_acceptance(position)
+    assert one.note_rejection(end)
     assert one.judge(end, scored(0.1)) is None
     assert one.passed == end
-    assert not one.decides(end + 1)
-    assert one.decides(end + 8)
+    assert not one.note_rejection(end + 1)
+    assert one.note_rejection(end + 8)
     failure = one.judge(end + 8, scored(0.6))
     assert failure == Failure(end + 8, scored(0.6), end, tuple(range(end + 1, end + 9)))
 

@@ -73,7 +73,7 @@ def test_held_words_are_the_same_tokens(
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
         found = [one.text for one in written(engine, prompts[:20], banned_token_ids=never)]
         server = engine._server
-        assert server.banned is not None
+        assert server.token_source is not None
         ids = tuple(asyncio.run(on_server(engine, held)))
         here = [one.text for one in written(chat_model, prompts[:20], banned_token_ids=ids)]
         assert found == here
@@ -84,8 +84,8 @@ def test_held_words_are_the_same_tokens(
 
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
     server = engine._server
-    assert server.banned is not None
-    return await engine.portal.call(server.banned.ids, words)
+    assert server.token_source is not None
+    return await engine.portal.call(server.token_source.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:

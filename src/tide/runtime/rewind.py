@@ -1,7 +1,8 @@
 """Writes an answer, scores it as it grows, and rewinds it where it fails.
 
 while the answer has not ended:
-1. The model writes: `draft` appends the engine's pieces to the `Watch`, up to a stop string.
+1. The model writes: `write_until_failure` appends the engine's pieces to the `Watch`, up to a stop
+   string.
 2. The text so far is scored: `Watch.asks` says at which positions, `_ask` sends their windows to
    the scorer or its screen, and `_judge` hands the scores to the watch, which says what has passed.
 3. Passed text is given out: `_give_out` hands it to `TrialTask.on_text`, which streams it.
@@ -76,8 +77,8 @@ class Answer:
     """An answer under repair.
 
     continues: whether the engine can continue a partial answer. If it cannot, the answer is written
-    anew after a rewind, and must begin with the text that was given out. rewinds: positions to
-    which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
+    anew after a rewind, and must begin with the text that was given out. rewound_to: positions
+    to which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
     kept: tokens that the last draft began with. given_out: the token texts that were given out.
     agreed: number of them with which the last draft begins. reading: text that the scorer itself
     scores after its screen. blocked: whether text failed that must not be repaired.
@@ -91,7 +92,7 @@ class Answer:
     prefix_cache: object
     effort: Effort = field(default_factory=Effort)
     ended: EndReason | None = None
-    rewinds: list[int] = field(default_factory=list)
+    rewound_to: list[int] = field(default_factory=list)
     banned: tuple[Token, ...] = ()
     banned_next: dict[tuple[Token, ...], tuple[Token, ...]] = field(default_factory=dict)
     broken_off: int = 0
@@ -140,7 +141,7 @@ async def _write(answer: Answer) -> bool:
     """Write the answer; return whether it has passed."""
     while answer.ended is None:
         try:
-            failure = await draft(answer)
+            failure = await write_until_failure(answer)
         except _OtherBeginning:
             return False
         if answer.broken_off == _BROKEN_OFF:
@@ -153,7 +154,7 @@ async def _write(answer: Answer) -> bool:
 # 1. The model writes.
 
 
-async def draft(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | None:
+async def write_until_failure(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | None:
     """Let the model write until the answer ends or fails; return the failure, if any.
 
     recorded: the pieces of a finished answer, to be judged instead of a new one.
@@ -206,7 +207,7 @@ async def _follow(
         ended = reason is not None
         if not answer.continues:
             _check_beginning(answer, ended=ended)
-        if answer.rewinds and answer.continues and _breaks_off(answer, ended=ended):
+        if answer.rewound_to and answer.continues and _breaks_off(answer, ended=ended):
             return None, None
         if ended and skipped(watch.settings)(watch.text):
             watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
@@ -246,7 +247,7 @@ def _check_beginning(answer: Answer, *, ended: bool) -> None:
 def _request(answer: Answer) -> Request:
     watch, task = answer.watch, answer.task
     ids = tuple(watch.ids)
-    number = len(answer.rewinds) + answer.broken_off
+    number = len(answer.rewound_to) + answer.broken_off
     if not answer.continues:
         number = 0  # with equal noise, the answer most likely begins as before
     return Request(
@@ -267,7 +268,7 @@ def _sampling(answer: Answer) -> Sampling:
     """Return the sampling settings for the rest of the answer."""
     settings, written = answer.task.settings, len(answer.watch.ids)
     left, minimum = settings.max_new_tokens - written, settings.min_new_tokens
-    if answer.rewinds and "min_new_tokens" in answer.engine.capabilities:
+    if answer.rewound_to and "min_new_tokens" in answer.engine.capabilities:
         minimum = max(minimum, answer.watch.options.least)
     return settings.sampling.limited(left, min(max(0, minimum - written), left))
 
@@ -287,7 +288,7 @@ def _breaks_off(answer: Answer, *, ended: bool) -> bool:
         return False
     _ban_next(answer, half, watch.ids[half : half + 1])
     answer.broken_off += 1
-    watch.rewind(half)
+    watch.drop_after(half)
     return True
 
 
@@ -328,10 +329,10 @@ async def _read(answer: Answer, position: int, *, rejects: bool) -> Failure | No
     """
     watch = answer.watch
     if not rejects and not watch.ends(position):
-        watch.skip(position)
+        watch.note_acceptance(position)
         return None
     failure = await _settle(answer)
-    if failure is not None or (rejects and not watch.decides(position)):
+    if failure is not None or (rejects and not watch.note_rejection(position)):
         return failure
     answer.reading = _ask(answer, [(position, watch.windows(watch.passed, position))])
     return await _settle(answer) if rejects else None
@@ -381,51 +382,51 @@ def _give_out(answer: Answer) -> None:
 async def _repair(answer: Answer, failure: Failure) -> bool:
     """Rewind to before the blamed word and ban it; return whether the answer can continue."""
     watch = answer.watch
-    answer.blocked = watch.acceptance.blocks(failure.score)
-    if answer.blocked:
+    word = await _word_to_replace(answer, failure)
+    answer.blocked = word is None
+    if word is None:
         return False
-    start, end = await _blamed(answer, failure)
-    answer.blocked = _is_protected(answer, start, end)
-    if answer.blocked:
-        return False
+    start, end = word
     answer.effort.iterations += 1
     stretch = start - _STRETCH if answer.continues else -1
-    if sum(position > stretch for position in answer.rewinds) >= watch.options.holds:
-        watch.rewind(watch.passed)
+    if sum(position > stretch for position in answer.rewound_to) >= watch.options.holds:
         return False
     position = await _ban(answer, start, end)
     if answer.task.on_text is None:
         position = min(position, before_half(watch.texts[:position]))
-    answer.rewinds.append(position)
-    watch.rewind(position)
+    answer.rewound_to.append(position)
+    watch.drop_after(position)
     return True
-
-
-def _is_protected(answer: Answer, start: int, end: int) -> bool:
-    """Whether a blamed word of a chat's answer must not be replaced; see `is_protected`."""
-    chat, texts = answer.task.chat, answer.watch.texts
-    if chat is None:
-        return False
-    said = "\n".join(message.content for message in chat.messages)
-    return is_protected("".join(texts[:start]), "".join(texts[start:end]), said)
 
 
 async def first_rewind(answer: Answer, failure: Failure) -> int:
     """Return the position to which a failed answer would be rewound, or before which it ends."""
+    word = await _word_to_replace(answer, failure)
+    return answer.watch.passed if word is None else await _ban(answer, *word)
+
+
+async def _word_to_replace(answer: Answer, failure: Failure) -> tuple[int, int] | None:
+    """Return where the blamed word begins and ends, or None if it must not be replaced."""
     if answer.watch.acceptance.blocks(failure.score):
-        return answer.watch.passed
-    start, end = await _blamed(answer, failure)
-    if _is_protected(answer, start, end):
-        return answer.watch.passed
-    return await _ban(answer, start, end)
+        return None
+    start, end = await _pass_up_to_blame(answer, failure)
+    chat, texts = answer.task.chat, answer.watch.texts
+    if chat is not None:
+        said = "\n".join(message.content for message in chat.messages)
+        if is_protected("".join(texts[:start]), "".join(texts[start:end]), said):
+            return None
+    return start, end
 
 
-async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
-    """Find where the blamed word begins and ends. All text before the word has passed."""
+async def _pass_up_to_blame(answer: Answer, failure: Failure) -> tuple[int, int]:
+    """Return where the blamed word begins and ends.
+
+    The words that it may be are scored; those before it pass, and are given out.
+    """
     watch, words, start = answer.watch, failure.words, failure.start
     if len(words) == 1:
         return start, words[0]
-    watch.rewind(words[-1])
+    watch.drop_after(words[-1])
     positions = [(position, watch.windows(watch.passed, position)) for position in words[:-1]]
     end = words[-1]
     for position, scores in await _ask(answer, positions).by_position():
@@ -472,7 +473,7 @@ def _cut_off(answer: Answer, reason: EndReason = "length") -> bool:
     watch, given_out = answer.watch, answer.given_out
     if watch.passed == 0:
         return False
-    watch.rewind(watch.passed)
+    watch.drop_after(watch.passed)
     if not answer.continues and watch.texts[: len(given_out)] != given_out:
         return False
     _give_out(answer)

@@ -93,10 +93,14 @@ class Watch:
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
     positions, unless the answer passes at one of these positions; a failure at a sentence's end or
     with a score of `at_once` or more is final immediately. screened: the scorer's screen scores all
-    positions, and the scorer itself those for which `ends` or `decides` is true. window: that of
-    the scorer, or 0 (see `Scorer`). ends_word: whether the next token begins a word. passed: the
-    position up to which text may be given out; the text that ends exactly there (in a long answer,
-    only its last words) was scored by the scorer itself and passed.
+    positions, and the scorer itself those for which `ends` or `note_rejection` is true. window:
+    that of the scorer, or 0 (see `Scorer`). ends_word: whether the next token begins a word.
+    passed: the position up to which text may be given out; the text that ends exactly there (in a
+    long answer, only its last words) was scored by the scorer itself and passed.
+
+    The caller handles the positions that `asks` returns in their order: with a screen it calls
+    `note_acceptance` or `note_rejection`, and `judge` where the scorer itself has scored. After the
+    last position it calls `finish`.
     """
 
     acceptance: Acceptance
@@ -135,9 +139,10 @@ class Watch:
     def asks(self, *, ended: bool) -> list[tuple[int, list[str]]]:
         """Return the positions to score now, ascending, each with its windows of text.
 
-        ended: whether the answer is complete. The short and the long window of a position end
-        there; in a short answer both hold the whole text. Both hold all text whose failure is not
-        final. A scorer that has a `window` gets only one text, of as many tokens.
+        ended: whether the answer is complete. Each window ends at its position. There are two: the
+        last `window_tokens` of the text and three times as many; in a short answer both are the
+        whole text. They begin before any failure that is not final. A scorer with a `window` of
+        its own gets one text, of at least as many tokens.
         """
         requests: list[tuple[int, list[str]]] = []
         while (position := self._next(ended)) is not None:
@@ -210,14 +215,14 @@ class Watch:
         """Return whether a sentence or the answer ends at a position returned by `asks`."""
         return position in self._sentences
 
-    def skip(self, position: int) -> None:
-        """Leave the next position to the screen, which accepts it: it neither passes nor fails."""
+    def note_acceptance(self, position: int) -> None:
+        """Note that the screen accepts the next position, which so neither passes nor fails."""
         self._undecided, self._screen_rejects = position, False
         if not self._risen:
             self._before_rise = position
 
-    def decides(self, position: int) -> bool:
-        """Return whether the scorer itself scores the next position, which its screen rejects.
+    def note_rejection(self, position: int) -> bool:
+        """Note that the screen rejects the next position; return whether the scorer scores it, too.
 
         The scorer scores the first rejected position, a rejected position after `_AGAIN` tokens,
         the last position of a failure's `lag`, and the end of each sentence. At all other rejected
@@ -276,7 +281,7 @@ class Watch:
         self.texts[:] = cut(self.texts, length)
         del self.ids[len(self.texts) :]
 
-    def rewind(self, position: int) -> None:
+    def drop_after(self, position: int) -> None:
         """Drop the tokens after `position`; `passed` becomes the last position left that passed."""
         del self.ids[position:], self.texts[position:]
         last, passes = min(position, self.passed), self.acceptance.passes
@@ -292,6 +297,7 @@ class Watch:
 
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
+        # A later window holds all of the first `window_tokens`, so its score replaces theirs.
         context, passes = self.settings.window_tokens, self.acceptance.passes
         scores = [score for position, score in self.scores if context < position <= self.passed]
         scores = [score for score in scores if passes(score)] or [self.scores[-1][1]]

@@ -25,8 +25,7 @@ from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.draw import score_whole
-from tide.runtime.rewind import Answer, begin, finish, first_rewind
-from tide.runtime.rewind import draft as judge
+from tide.runtime.rewind import Answer, begin, finish, first_rewind, write_until_failure
 from tide.runtime.trial import Effort, TrialTask
 from tide.runtime.watch import BacktrackOptions, Watch, written
 from tide.scorers.scoring import Scoring
@@ -102,7 +101,7 @@ async def _forecast_text(
     task: TrialTask, engine: Engine, scoring: Scoring, text: str, pieces: Sequence[Piece]
 ) -> Forecast:
     answer = begin(task, engine, scoring)
-    failure = await judge(answer, pieces)
+    failure = await write_until_failure(answer, pieces)
     if failure is not None:
         score, position = failure.score.value, answer.watch.passed
         if task.strategy.rewinds:
@@ -128,7 +127,7 @@ async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed
         task = replace(answer.task, settings=loosest)
         answer = begin(task, answer.engine, answer.scoring)
         answer.watch.screened = False
-        if await judge(answer, pieces) is not None:
+        if await write_until_failure(answer, pieces) is not None:
             return 1.0
     acceptance = answer.watch.acceptance
     return max(acceptance.accepted_above(score) for _, score in answer.watch.scores)

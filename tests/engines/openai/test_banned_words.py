@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tide.engines.base import MOST_SPELLINGS
-from tide.engines.openai.words import BannedWords
+from tide.engines.openai.words import TokenSource
 
 SPELLED = [space + word for word in ("fine", "Fine", "FINE") for space in ("", " ", "\n\n", "  ")]
 VOCABULARY = ["\n", *SPELLED, *" aAdD", " a", " A", " \u05e9", *"\u05e9\u05dc\u4eba", " \u4eba"]
@@ -37,12 +37,12 @@ async def detokenize(ids: Sequence[int]) -> str:
     ],
 )
 def test_what_is_banned_for_a_word(word: str, banned: set[str]) -> None:
-    held = BannedWords("here", tokenize, detokenize)
+    held = TokenSource("here", tokenize, detokenize)
     assert {VOCABULARY[one] for one in asyncio.run(held.ids([word]))} == banned
 
 
 def test_few_spellings_are_banned_at_once() -> None:
-    held = BannedWords("here", tokenize, detokenize)
+    held = TokenSource("here", tokenize, detokenize)
     ids = asyncio.run(held.ids(["  fine"]))
     assert 6 <= len(ids) <= MOST_SPELLINGS
     assert VOCABULARY[ids[0]] == "  fine"

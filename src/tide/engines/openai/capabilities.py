@@ -13,7 +13,7 @@ from tide.core.sanitize import logger
 from tide.engines.base import NEVER
 from tide.engines.openai.streams import streamed
 from tide.engines.openai.upstream import Upstream
-from tide.engines.openai.words import BannedWords, ask_server, same_word, words_of
+from tide.engines.openai.words import TokenSource, ask_server, same_word, words_of
 
 _log = logger(__name__)
 
@@ -74,27 +74,27 @@ class Capabilities:
 
     model: name of the model on the server. off: fields that turn off the server's own sampling;
     empty if it takes only OpenAI's fields. continued: fields that make the server continue an
-    assistant message; None if it cannot. banned: finds token ids of banned words; None if
-    `logit_bias` does not work. counts: whether its streams tell how many tokens they had.
+    assistant message; None if it cannot. token_source: finds token ids of words to ban; None
+    if `logit_bias` does not work. counts: whether its streams tell how many tokens they had.
     chats_only: whether it has no `/v1/completions`.
     """
 
     model: str
     off: dict[str, Any]
     continued: dict[str, Any] | None = None
-    banned: BannedWords | None = None
+    token_source: TokenSource | None = None
     counts: bool = True
     chats_only: bool = False
 
 
-async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> Capabilities:
+async def look_at(upstream: Upstream, name: str, named: TokenSource | None) -> Capabilities:
     """Find the capabilities of a server. named: gives token ids in place of the server.
 
     Raises ServerFailed if the server cannot be used.
     """
     server = Capabilities(await _find_model(upstream, name), dict(OFF))
     await _find_fields(upstream, server)
-    server.banned = await _find_banned(upstream, server, named)
+    server.token_source = await _find_token_source(upstream, server, named)
     server.continued = await _find_continued(upstream, server)
     return server
 
@@ -138,11 +138,11 @@ async def _find_model(upstream: Upstream, name: str) -> str:
     return names[0]
 
 
-async def _find_banned(
-    upstream: Upstream, server: Capabilities, named: BannedWords | None
-) -> BannedWords | None:
+async def _find_token_source(
+    upstream: Upstream, server: Capabilities, named: TokenSource | None
+) -> TokenSource | None:
     """Return the source of token ids, if a bias on a word's ids makes the server avoid the word."""
-    banned = named or await ask_server(upstream, server.model)
+    source = named or await ask_server(upstream, server.model)
     for prompt in _PROBES:
         written = await _complete(upstream, server, {"prompt": prompt})
         if written.lstrip().startswith(prompt):
@@ -150,9 +150,9 @@ async def _find_banned(
         first = next((word for word in words_of(written) if word.strip()), None)
         if first is not None:
             break
-    if banned is None or first is None:
+    if source is None or first is None:
         return None
-    bias = {str(token): NEVER for token in await banned.ids([first])}
+    bias = {str(token): NEVER for token in await source.ids([first])}
     try:
         more = {"prompt": prompt, "logit_bias": bias}
         biased = words_of(await _complete(upstream, server, more))
@@ -161,8 +161,8 @@ async def _find_banned(
             raise
         biased = [first]
     if bias and same_word(first) != same_word((biased or [""])[0]):
-        return banned
-    _log.warning("%s: logit_bias with ids of %s does not work", upstream.url, banned.name)
+        return source
+    _log.warning("%s: logit_bias with ids of %s does not work", upstream.url, source.name)
     return None
 
 

@@ -27,11 +27,18 @@ from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, derive_seed
 from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request, Token
-from tide.engines.openai import words as tokens
 from tide.engines.openai.capabilities import Capabilities, look_at
 from tide.engines.openai.streams import Aside, streamed
 from tide.engines.openai.upstream import PATIENCE, Upstream
-from tide.engines.openai.words import ChatText, Words, same_word, words_of
+from tide.engines.openai.words import (
+    ChatText,
+    TokenSource,
+    Words,
+    ask_server,
+    ask_tokenizer,
+    same_word,
+    words_of,
+)
 from tide.plugins.options import checked
 
 _log = logger(__name__)
@@ -80,14 +87,14 @@ class OpenAIEngine(Engine):
         self.name = str(model)
         self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
-        self._named: tokens.BannedWords | None = None
+        self._named: TokenSource | None = None
         if tokenizer is not None:
             read = require("transformers", "local").AutoTokenizer.from_pretrained
             from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
                 read_tokenizer = read(source_of(tokenizer), trust_remote_code=False)
-                self._named = tokens.ask_tokenizer(str(tokenizer), read_tokenizer)
+                self._named = ask_tokenizer(str(tokenizer), read_tokenizer)
         if not base_url:
             raise InputError("base_url: give the address of a server (--base-url http://HOST:PORT)")
         self._deadline = deadline
@@ -95,7 +102,7 @@ class OpenAIEngine(Engine):
         key, patience = read_key(api_key_env), min(PATIENCE, deadline)
         self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
         self._probed: Capabilities | None = None
-        self._sources: dict[str, tokens.BannedWords | None] = {}
+        self._sources: dict[str, TokenSource | None] = {}
         self._looking: Future[None] | None = None
         try:
             self.portal.run(self._look)
@@ -146,7 +153,7 @@ class OpenAIEngine(Engine):
         return ["".join(words) for words in rows]
 
     async def count_tokens(self, text: str) -> int:
-        source = self._server.banned
+        source = self._server.token_source
         return len(words_of(text)) if source is None else await source.count(text)
 
     def token_texts(self, rows: Sequence[Sequence[Token]]) -> list[list[str]]:
@@ -224,15 +231,15 @@ class OpenAIEngine(Engine):
 
     # The server.
 
-    async def _source_of_tokens(self, model: str) -> tokens.BannedWords | None:
+    async def _source_of_tokens(self, model: str) -> TokenSource | None:
         """Return the source of a model's token ids; other models of the server have others."""
         server = self._server
-        if server.banned is None or model == server.model:
-            return server.banned
+        if server.token_source is None or model == server.model:
+            return server.token_source
         if model not in self._sources:
             if len(self._sources) == _MOST_MODELS:
                 self._sources.clear()
-            self._sources[model] = await tokens.ask_server(self.upstream, model)
+            self._sources[model] = await ask_server(self.upstream, model)
         return self._sources[model]
 
     @property
@@ -240,7 +247,9 @@ class OpenAIEngine(Engine):
         if self._probed is None:
             return "the server was not reached yet"
         server = self._probed
-        banned = f"logit_bias ({server.banned.name})" if server.banned else "redrawing text"
+        banned = (
+            f"logit_bias ({server.token_source.name})" if server.token_source else "redrawing text"
+        )
         redrawn = "the end" if server.continued is not None else "all"
         return (
             f"serves {server.model}; bans words by {banned}; "
@@ -321,7 +330,7 @@ class StreamedAnswer:
         written = "".join((*rest, *self.words))
         if not written:
             self._continues = server.continued is not None or chat.in_parts
-            is_redrawn = self._redraws > 0 or (bool(self.banned) and server.banned is None)
+            is_redrawn = self._redraws > 0 or (bool(self.banned) and server.token_source is None)
             self._whole = chat.in_parts or (not self._continues and is_redrawn)
             self.aside = Aside(inline=True)
             return chat.asked | self._sampling(server) | {"messages": messages}

@@ -5,7 +5,7 @@ characters of a script without spaces. So a text rarely has more words than mode
 words do not depend on how a server cuts the text into events. Each part of a word has a maximum
 length, so that a stream never holds back much text.
 
-`BannedWords` finds the model's tokens that begin banned words. It uses a tokenizer that the user
+`TokenSource` finds the model's tokens that begin banned words. It uses a tokenizer that the user
 names, or the server's `/tokenize` and `/detokenize` (vLLM and llama.cpp; llama-cpp-python has these
 paths below `/extras`).
 """
@@ -136,7 +136,7 @@ _TOKEN_APIS = (
 )
 
 
-class BannedWords:
+class TokenSource:
     """Finds the first tokens of words, in every spelling. name: source of the tokens."""
 
     def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
@@ -211,7 +211,7 @@ def same_word(word: str) -> str:
     return word.strip().casefold() or word
 
 
-async def ask_server(upstream: Upstream, model: str) -> BannedWords | None:
+async def ask_server(upstream: Upstream, model: str) -> TokenSource | None:
     """Find the server's token API, if it has one. Impossible answers raise ServerFailed."""
     for api in _TOKEN_APIS:
         tokenize = partial(api.tokens, upstream, model)
@@ -228,11 +228,11 @@ async def ask_server(upstream: Upstream, model: str) -> BannedWords | None:
             raise ServerFailed(
                 f"{api.tokenize}: answered tokens that do not decode to the text of the request"
             )
-        return BannedWords(f"the server's {api.tokenize}", tokenize, detokenize)
+        return TokenSource(f"the server's {api.tokenize}", tokenize, detokenize)
     return None
 
 
-def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
+def ask_tokenizer(name: str, tokenizer: Any) -> TokenSource:
     """Make a transformers tokenizer a source of token ids."""
 
     async def tokenize(text: str) -> list[int]:
@@ -241,4 +241,4 @@ def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
     async def detokenize(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids)))
 
-    return BannedWords(f"the tokenizer {name}", tokenize, detokenize)
+    return TokenSource(f"the tokenizer {name}", tokenize, detokenize)
