@@ -16,8 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tide.scorers.base import Exchange
-from tide.scorers.language import language_of
-from tide.scorers.word_lists import holds_listed_word
+from tide.scorers.languages import holds_listed_word, language_of
 
 _LANGUAGES = {
     "arabic": "ar", "dutch": "nl", "french": "fr", "german": "de", "hindi": "hi", "italian": "it",

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tide.pocket import WORD_LISTS
-from tide.scorers.word_lists import FIRST, term_hash, tokens_of
+from tide.scorers.languages import FIRST, term_hash, tokens_of
 
 _LANGUAGES = (
     "ar cs da de eo es fa fi fil fr fr-CA-u-sd-caqc hi hu it ja kab ko nl no pl pt ru sv th tr zh"

@@ -1,4 +1,4 @@
-"""Write the vocabulary that `tide.scorers.masked` reads masked and lengthened words with.
+"""Write the vocabulary that `tide.scorers.disguises` reads masked and lengthened words with.
 
     pip install better-profanity==0.7.0
     python models/write_vocabulary.py [--data ../shared/data] [--out FILE]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.command import tide
 from tide.scorers import REGISTRY, CallableScorer, Exchange
-from tide.scorers.word_lists import term_hash
+from tide.scorers.languages import term_hash
 
 ROWS = [
     ("a friendly sentence", 0.0),

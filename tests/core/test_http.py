@@ -25,8 +25,7 @@ from tide.core import http
 from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.openai.engine import OpenAIEngine
-from tide.scorers.services.moderation import OpenAIModerationScorer
-from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 
 Script = Callable[[socket.socket, bytes], None]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tide.core.results import mask
 from tide.evaluation.console import bundled_terms, masked, term_hashes
-from tide.scorers.word_lists import term_hash
+from tide.scorers.languages import term_hash
 
 
 @pytest.fixture(autouse=True, scope="module")

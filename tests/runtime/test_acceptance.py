@@ -14,7 +14,7 @@ from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
 from tide.scorers.base import Attributed, AttributedScorer, Scores, TextScore
-from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer, WindowedScorer
+from tide.scorers.wrappers import ConfirmScorer, MaxScorer, MeanScorer, WindowedScorer
 
 LIMITS = {"threat": 0.1, "profanity": 0.9}
 

@@ -14,7 +14,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import Attributed, CallableScorer
-from tide.scorers.wrappers.base import ConfirmScorer
+from tide.scorers.wrappers import ConfirmScorer
 
 PROMPT = "My neighbour told me that the"
 LONG: Any = {"min_new_tokens": 20}

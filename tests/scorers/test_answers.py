@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, base, load_scorer, score_texts
-from tide.scorers.word_lists import WordLists
-from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
+from tide.scorers.languages import WordLists
+from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
 N = len(TEXTS)

@@ -11,7 +11,7 @@ from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import ScorerError
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import Attributed, attributes_of
-from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
+from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 from tide.server.scoring import perspective_name
 
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]

@@ -9,7 +9,7 @@ from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import PlainScorer, Scores, is_blank, is_nearly_empty, is_quick, score_groups
-from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
 

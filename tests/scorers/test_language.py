@@ -7,7 +7,7 @@ import pytest
 
 from tide.data.texts import read_rows
 from tide.scorers import load_scorer
-from tide.scorers.language import is_not_latin, language_of
+from tide.scorers.languages import is_not_latin, language_of
 
 GREEK = (
     "\u03ba\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03c3\u03b5 \u03cc\u03bb\u03bf\u03c5\u03c2"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tide.scorers import load_scorer
-from tide.scorers.masked import unmasked, vocabulary
+from tide.scorers.disguises import unmasked, vocabulary
 
 ROOT = Path(__file__).parents[2]
 LISTED = vocabulary().listed

@@ -19,7 +19,7 @@ from models import train_pocket_scorer
 from tests.generated import examples
 from tide.pocket import PEOPLE as PEOPLE_FILE
 from tide.scorers import masked, pocket
-from tide.scorers.masked import unmasked
+from tide.scorers.disguises import unmasked
 from tide.scorers.pocket import (
     N_FEATURES,
     PocketScorer,

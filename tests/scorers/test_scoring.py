@@ -19,7 +19,7 @@ from tide.core.errors import (
 from tide.scorers import AsyncScorer, load_scorer
 from tide.scorers.base import Exchange, Scores
 from tide.scorers.scoring import Scoring
-from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers import MaxScorer
 
 _T = TypeVar("_T")
 

@@ -9,8 +9,8 @@ import pytest
 from tide.core.chat import Chat
 from tide.scorers import load_scorer, score_texts, word_lists
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
-from tide.scorers.word_lists import WordLists, holds_listed_word, term_hash, tokens_of
-from tide.scorers.word_lists import with_word_lists as listed
+from tide.scorers.languages import WordLists, holds_listed_word, term_hash, tokens_of
+from tide.scorers.languages import with_word_lists as listed
 
 TERMS = {"de": ["doof", "alte Socke"], "nl": ["doof"], "es": ["tonto"], "zh": ["\u7b28\u86cb"]}
 GERMAN = "Ich habe es gestern nicht gesehen, und du bist wirklich doof"

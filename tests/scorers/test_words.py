@@ -11,7 +11,7 @@ from tests.fakes import FakeScorer
 from tide.core.errors import InputError, MissingDependencyError
 from tide.scorers import load_scorer
 from tide.scorers.words import NeverScorer
-from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers import MaxScorer
 
 MOSCOW = "\u041c\u043e\u0441\u043a\u0432\u0430"
 GREECE = "\u0395\u03bb\u03bb\u03ac\u03b4\u03b1"

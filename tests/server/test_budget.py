@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import Babbler, FakeScorer, RudeScorer
 from tests.server.running import BACKTRACK, counted, running, wait_until
-from tide.scorers.wrappers.base import ConfirmScorer
+from tide.scorers.wrappers import ConfirmScorer
 from tide.server.budget import Budget
 from tide.server.metrics import Metrics
 

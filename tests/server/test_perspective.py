@@ -9,7 +9,7 @@ from tests.server.processes import TIDE, serving
 from tide.core.errors import InputError
 from tide.engines import load_engine
 from tide.scorers import load_scorer
-from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.services import PerspectiveScorer
 
 TEXTS = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
 

@@ -19,9 +19,8 @@ from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Exchange, load_scorer
 from tide.scorers.base import Attributed, screen_of
-from tide.scorers.services.moderation import OpenAIModerationScorer
-from tide.scorers.services.perspective import PerspectiveScorer
-from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer
+from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
+from tide.scorers.wrappers import ConfirmScorer, MaxScorer
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 

@@ -72,7 +72,7 @@ def score(
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
     from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415  (slow import)
-    from tide.scorers.word_lists import with_word_lists  # noqa: PLC0415
+    from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output)

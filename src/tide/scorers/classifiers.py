@@ -18,7 +18,7 @@ from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
-from tide.scorers.labels import check_exclusive, toxic_columns
+from tide.scorers.services import check_exclusive, toxic_columns
 
 # Minimum context of a model, in tokens.
 _LEAST_TOKENS = 16

@@ -23,7 +23,7 @@ from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings
-from tide.scorers.language import MULTILINGUAL, language_of
+from tide.scorers.languages import MULTILINGUAL, language_of
 from tide.scorers.pocket import digest, normalize, sigmoid
 
 _LOG = logger(__name__)

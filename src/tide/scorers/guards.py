@@ -35,8 +35,7 @@ from tide.scorers.base import (
     exchange_of,
 )
 from tide.scorers.control_tokens import ControlTokens, break_up
-from tide.scorers.services.base import place_of
-from tide.scorers.services.self_hosted import SelfHostedScorer
+from tide.scorers.remote import SelfHostedScorer, place_of
 
 Message = dict[str, str]
 _Word = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]

@@ -25,8 +25,7 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
-from tide.scorers.disguises import ReadingScorer, digest_of, is_ordinary
-from tide.scorers.masked import parts_of
+from tide.scorers.disguises import ReadingScorer, digest_of, is_ordinary, parts_of
 from tide.scorers.sums import Sums
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.

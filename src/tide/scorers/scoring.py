@@ -27,7 +27,7 @@ from tide.scorers.base import (
     score_groups,
     screen_of,
 )
-from tide.scorers.word_lists import with_word_lists
+from tide.scorers.languages import with_word_lists
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.base import languages_of
-from tide.scorers.language import load_identifier
+from tide.scorers.languages import load_identifier
 from tide.server.gate import VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard

@@ -25,7 +25,7 @@ from tide.scorers.base import (
     languages_of,
     screen_of,
 )
-from tide.scorers.language import language_of
+from tide.scorers.languages import language_of
 from tide.server.monitor import Draft
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

@@ -30,7 +30,7 @@ from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_nearly_empty, pace_of
 from tide.scorers.words import NeverScorer
-from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers import MaxScorer
 from tide.server.budget import Budget
 from tide.server.gate import KEYS, check_exposure, digest
 from tide.server.limits import Limits

@@ -31,7 +31,7 @@ from tide.scorers.base import (
     languages_of,
     reads_exchanges,
 )
-from tide.scorers.language import language_of
+from tide.scorers.languages import language_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
 from tide.server.schemas import ChatMessage, Part, Refused, TextOr

@@ -10,7 +10,7 @@ from tide.core.errors import InputError
 from tide.scorers import guards, load_scorer
 from tide.scorers.base import Exchange
 from tide.scorers.guards import FAMILIES, Family, RemoteGuard
-from tide.scorers.services.self_hosted import ServedClassifier
+from tide.scorers.services import ServedClassifier
 
 
 @pytest.mark.parametrize(

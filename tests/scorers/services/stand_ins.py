@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tide.scorers.services import base as remote
-from tide.scorers.services.base import Pace
+from tide.scorers import remote
+from tide.scorers.remote import Pace
 
 # By name: HTTP status, error code and seconds of `Retry-After`.
 REFUSALS: dict[str, tuple[Any, ...]] = {

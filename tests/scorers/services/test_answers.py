@@ -16,11 +16,11 @@ from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
 from tide.scorers.guards import FAMILIES, RemoteGuard, Token, read_verdict
-from tide.scorers.services.moderation import (
+from tide.scorers.services import (
     CATEGORIES,
     OpenAIModerationScorer,
+    PerspectiveScorer,
 )
-from tide.scorers.services.perspective import PerspectiveScorer
 
 QUICK: dict[str, Any] = {
     "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,

@@ -18,7 +18,7 @@ from tests.scorers.services.stand_ins import (
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_nearly_empty
-from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.services import PerspectiveScorer
 
 KEY = "AIza-Not_A-Real-Key-0123456789"
 

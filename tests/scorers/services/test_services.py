@@ -26,9 +26,7 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError, Scorer
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Scores, attributes_of, score_groups
 from tide.scorers.guards import RemoteGuard
-from tide.scorers.services.moderation import OpenAIModerationScorer
-from tide.scorers.services.perspective import PerspectiveScorer
-from tide.scorers.services.self_hosted import ServedClassifier
+from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer, ServedClassifier
 
 KEY = "AIza-Not_A-Real+Key/0123456789=="
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}

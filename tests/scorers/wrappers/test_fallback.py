@@ -20,8 +20,8 @@ from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
 from tide.scorers import REGISTRY, load_scorer
 from tide.scorers.base import Attributed, CallableScorer, Scorer, score_texts
-from tide.scorers.wrappers.cache import CachedScorer
-from tide.scorers.wrappers.fallback import FallbackScorer
+from tide.scorers.cache import CachedScorer
+from tide.scorers.wrappers import FallbackScorer
 
 TEXTS = ["calm", "rude"]
 

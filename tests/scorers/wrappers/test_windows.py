@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tide.core.text import splits_character
 from tide.scorers import CallableScorer
 from tide.scorers.words import NeverScorer
-from tide.scorers.wrappers.base import WindowedScorer, split_words
+from tide.scorers.wrappers import WindowedScorer, split_words
 
 
 def test_the_worst_window_counts() -> None:

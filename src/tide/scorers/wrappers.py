@@ -1,12 +1,13 @@
-"""Scorer wrappers: their base class, ensembles and windows.
+"""Scorers around scorers: ensembles, windows, and a fallback.
 
 `max:A,B`, `mean:A,B` and `confirm:A,B` combine several scorers. `windows:SCORER` scores a long text
-in overlapping windows; the highest score counts. `strict-language:SCORER` refuses texts in a
-language that SCORER does not read.
+in overlapping windows; the highest score counts. With `fallback:FIRST,SECOND` a second scorer
+decides while the first is down.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Annotated, Any, ClassVar
@@ -15,10 +16,12 @@ import numpy as np
 import regex
 from pydantic import Field
 
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError
+from tide.core.sanitize import logger
 from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import (
+    FALLBACK,
     Attributed,
     Exchange,
     Floats,
@@ -32,8 +35,9 @@ from tide.scorers.base import (
     screen_of,
     window_of,
 )
-from tide.scorers.disguises import REORDERED, readings
-from tide.scorers.language import MULTILINGUAL, language_of
+from tide.scorers.disguises import REORDERED
+
+_LOG = logger(__name__)
 
 
 class _Ensemble(ScorerWrapper):
@@ -119,29 +123,6 @@ class ConfirmScorer(ScorerWrapper):
         self.highest_of, self.window = highest_of(self._scorer), window_of(self._scorer)
 
 
-class StrictLanguageScorer(ScorerWrapper):
-    """Refuses texts plainly not English if `scorer` reads only English."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        super().__init__(scorer)
-        self._is_english = self.languages == ("en",)
-        if self._is_english:
-            self.name = f"strict-language:{scorer.name}"
-        if (screen := screen_of(scorer)) is not None:
-            self.screen = StrictLanguageScorer(screen)
-
-    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        if self._is_english:
-            for exchange in texts:
-                language = language_of(readings(exchange.alone)[0])
-                if language not in ("", "en"):
-                    raise ScorerError(
-                        f"scorer {self.name}: reads only English, and a text is mostly in another "
-                        f"language ({language}); use a scorer that knows it ({MULTILINGUAL})"
-                    )
-        return super().score_attributes(texts)
-
-
 # Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
 # so that windows are short in every script.
 _SPACED = rf"[\S--[{UNSPACED}]]"
@@ -196,3 +177,63 @@ def split_words(text: str, words: int) -> list[str]:
     starts = range(0, len(spans) - words // 2, words - words // 2)
     windows = [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
     return [text, *windows] if REORDERED.search(text) else windows
+
+
+# Seconds after a failure in which the first scorer is not called.
+_PAUSE = 10.0
+
+
+class FallbackScorer(ScorerWrapper):
+    """Calls the second scorer while the first cannot be reached or refuses to answer.
+
+    The second scorer decides by its own threshold, because its scores mean something else: a text
+    scores 1 if it reaches this threshold, else 0. The attribute `fallback` is then 1, and the
+    attributes of the first scorer are unknown.
+
+    After a failure, the first scorer is not called for ten seconds; then one call tries it again.
+    Other errors of the first scorer, such as a mistake in its code, are not caught. Threshold, pace
+    and attributes are those of the first scorer. clock: returns seconds.
+    """
+
+    @checked
+    def __init__(
+        self, scorers: Sequence[Scorer], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if len(scorers) != 2:
+            raise InputError(
+                "scorer fallback: needs two scorers, as in fallback:perspective,pocket"
+            )
+        super().__init__(*scorers)
+        first, self._second = scorers
+        self.name = f"fallback:{first.name},{self._second.name}"
+        self.fallback, self.pace = self._second.name, pace_of(first)
+        self.attributes = (*attributes_of(first), FALLBACK)
+        self.highest_of = highest_of(first)
+        self._clock = clock
+        self._retry_at: float | None = None  # while the first scorer is down
+
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        if self._retry_at is not None:
+            if self._clock() < self._retry_at:
+                return self._verdicts(texts)
+            self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
+        try:
+            answer = ask(self._scorer, texts)
+        except (*SCORER_DOWN, ScorerBrokenError) as error:
+            if self._retry_at is None:
+                _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
+            self._retry_at = self._clock() + _PAUSE
+            return self._verdicts(texts)
+        if self._retry_at is not None:
+            _LOG.warning("scorer %s answers again", self._scorer.name)
+            self._retry_at = None
+        return Attributed(answer.values, {**answer.attributes, FALLBACK: np.zeros(len(texts))})
+
+    def _verdicts(self, texts: Sequence[Exchange]) -> Attributed:
+        """Return the verdicts of the second scorer as scores."""
+        scores = ask(self._second, texts).values
+        unknown = np.full(len(texts), np.nan)
+        return Attributed(
+            (scores >= self._second.threshold).astype(np.float64),
+            {**dict.fromkeys(self.attributes, unknown), FALLBACK: np.ones(len(texts))},
+        )

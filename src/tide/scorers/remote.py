@@ -1,4 +1,4 @@
-"""Base of scorers that query a service with paced, retried and concurrent requests."""
+"""Bases of scorers that query a service with paced, retried and concurrent requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
+from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url, read_key
 from tide.plugins.options import checked
 from tide.scorers.base import (
     HEALTH_TEXT,
@@ -322,3 +322,31 @@ def codes_of(reply: Reply) -> list[str]:
 def place_of(url: str) -> str:
     """Return host, port and path of a base URL, for scorer names."""
     return url.partition("://")[2]
+
+
+_USUAL = {"concurrency": 8, "timeout": 60.0}
+
+
+class SelfHostedScorer(RemoteScorer):
+    """Base of scorers that query a self-hosted server, given by its address.
+
+    family: prefix of the environment variables: FAMILY_API_KEY holds the key (sent as a bearer
+    token); FAMILY_QPS limits requests per second (default 100). Further settings: see RemoteScorer.
+
+    The server's tokenizer is unknown, so subclasses send everything that looks like a control token
+    with a space in it (`break_up`).
+    """
+
+    family: ClassVar[str]
+    served = "the served model"
+    batch_size = 32
+    usual_rate = 100.0
+    tells_codes = False  # codes may repeat the text
+
+    def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
+        if not url:
+            raise InputError(f"scorer {name}: give the server's address, as in {name}:http://HOST")
+        self.rate_variable = f"{self.family}_QPS"
+        self.check = f"{self.family}_API_KEY, the address and {self.served}"
+        self._key = read_key(f"{self.family}_API_KEY", key)
+        super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})

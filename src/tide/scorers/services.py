@@ -1,0 +1,330 @@
+"""Scorers of other servers.
+
+`perspective`: Google's Perspective API, the paper's scorer, which ends on 2026-12-31
+(https://developers.perspectiveapi.com/s/about-the-api-methods). PERSPECTIVE_API_KEY,
+PERSPECTIVE_QPS (queries a second, 1 unless Google granted more), PERSPECTIVE_URL (a server that
+speaks the same protocol).
+
+`openai-moderation`: OpenAI's moderation endpoint. OPENAI_API_KEY, OPENAI_BASE_URL (another server's
+address), OPENAI_MODERATION_QPS (requests a second, default 5).
+
+`classifier:URL`: a classifier on text-embeddings-inference or vLLM. CLASSIFIER_API_KEY (if the
+server needs a key), CLASSIFIER_QPS (requests a second, default 100).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AliasPath, BaseModel, Field, RootModel, SecretStr
+
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError
+from tide.core.http import Client, Rows, ServerFailed, need_key
+from tide.core.results import Score
+from tide.plugins.options import checked
+from tide.scorers.base import TextScore
+from tide.scorers.control_tokens import break_up
+from tide.scorers.remote import RemoteScorer, SelfHostedScorer, place_of, url_from
+
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+PERSPECTIVE_URL = "https://commentanalyzer.googleapis.com"
+
+
+class _Summary(BaseModel):
+    value: Score
+
+
+class _Attribute(BaseModel):
+    summary: _Summary = Field(alias="summaryScore")
+
+
+class _PerspectiveReply(BaseModel):
+    attributes: dict[str, _Attribute] = Field(alias="attributeScores")
+
+
+class PerspectiveScorer(RemoteScorer):
+    """Probability that a reader perceives a text as toxic, or as having another attribute.
+
+    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
+    largest is the score. The service refuses texts of more than 20 KB: use `windows:perspective`.
+    key, url and queries_per_second default to environment variables (see the module). Further
+    settings: see RemoteScorer.
+
+    Raises EnvironmentVariableError without a key.
+    """
+
+    languages = ("en",)
+    rate_variable = "PERSPECTIVE_QPS"
+    _key: SecretStr
+    check = (
+        "PERSPECTIVE_API_KEY, its access to the API, and the URL; the API ends on 2026-12-31, and "
+        "docs/scorers.md compares other scorers"
+    )
+
+    @checked
+    def __init__(
+        self,
+        attribute: str = "TOXICITY",
+        *,
+        key: str | None = None,
+        url: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._key = need_key("PERSPECTIVE_API_KEY", key)
+        url = url_from("PERSPECTIVE_URL", url, PERSPECTIVE_URL)
+        self.attributes = self.highest_of = tuple(dict.fromkeys(attribute.split(",")))
+        where = "v1alpha1" if url == PERSPECTIVE_URL else place_of(url)
+        super().__init__(f"perspective:{','.join(self.attributes)}@{where}", url, **options)
+
+    def _client(self) -> Client:
+        return Client(self._timeout, params={"key": self._key.get_secret_value()})
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+        body = {
+            "comment": {"text": texts[0]},
+            "languages": list(self.languages),
+            "requestedAttributes": {name: {} for name in self.attributes},
+            "doNotStore": True,
+        }
+        reply = await self._request(
+            client, "/v1alpha1/comments:analyze", _PerspectiveReply, body, texts
+        )
+        answer = reply.attributes
+        if any(name not in answer for name in self.attributes):
+            raise ServerFailed("the answer lacks a score")
+        attributes = {name: answer[name].summary.value for name in self.attributes}
+        return [TextScore(max(attributes.values()), attributes)]
+
+
+MODERATION_URL = "https://api.openai.com/v1"
+# Categories nearest to "rude or disrespectful"; the other categories concern other harms.
+CATEGORIES = ("harassment", "harassment/threatening", "hate", "hate/threatening")
+
+
+class _Result(BaseModel):
+    category_scores: dict[str, Score | None]
+
+
+class _ModerationReply(BaseModel):
+    results: Rows[_Result]
+
+
+class OpenAIModerationScorer(RemoteScorer):
+    """The largest score among `categories`, in [0, 1].
+
+    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
+    attribute. model: by default a dated version, so that scores stay comparable. The scores are not
+    calibrated like Perspective's. Settings: see RemoteScorer.
+
+    Raises InputError without a key, and ScorerError for a category that the model does not know.
+    """
+
+    batch_size = 32
+    rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
+    check = "OPENAI_API_KEY, its credit, and the model's name"
+
+    @checked
+    def __init__(
+        self,
+        model: str = "omni-moderation-2024-09-26",
+        *,
+        categories: tuple[str, ...] = CATEGORIES,
+        key: str | None = None,
+        url: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._key = need_key("OPENAI_API_KEY", key)
+        url = url_from("OPENAI_BASE_URL", url, MODERATION_URL)
+        self._model, _, named = model.partition("#")
+        self.attributes = categories = tuple(named.split(",")) if named else categories
+        self.highest_of = categories
+        chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
+        where = "" if url == MODERATION_URL else f"@{place_of(url)}"
+        super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+        body = {"model": self._model, "input": texts}
+        reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
+        return [self._read(result.category_scores) for result in reply.results]
+
+    def _read(self, row: dict[str, float | None]) -> TextScore:
+        scores = {}
+        for name in self.attributes:
+            if (score := row.get(name)) is None:
+                has = ", ".join(category for category, value in row.items() if value is not None)
+                raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
+            scores[name] = score
+        return TextScore(max(scores.values()), scores)
+
+
+# Toxic labels of common models, in lower case and without separators.
+_TOXIC_LABELS = {
+    "abusive", "hate", "hatespeech", "hateful", "identityattack", "identityhate", "insult",
+    "obscene", "offensive", "offensivelanguage", "profanity", "severetoxic", "severetoxicity",
+    "sexualexplicit", "threat", "toxic", "toxicity", "harmful", "hap",
+}  # fmt: skip
+
+
+def is_toxic(label: str) -> bool:
+    """Whether a label is a common name for toxic text."""
+    return label.lower().translate({45: None, 95: None, 32: None}) in _TOXIC_LABELS
+
+
+def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
+    """Return the indices of the labels `wanted` (comma-separated), else of common toxic labels.
+
+    Without common toxic labels, a single label is toxic. scorer: the scorer's spec without labels,
+    for messages. Raises InputError for unknown labels, and if it is unclear which ones are toxic.
+    """
+    if wanted:
+        named = list(dict.fromkeys(wanted.split(",")))
+        missing = [label for label in named if label not in labels]
+        if missing:
+            has = ", ".join(labels)
+            raise InputError(f"scorer {scorer}: no label {missing[0]!r}; it has {has}")
+        return [labels.index(label) for label in named]
+    if toxic := [i for i, label in enumerate(labels) if is_toxic(label)]:
+        return toxic
+    if len(labels) == 1:
+        return [0]
+    raise InputError(
+        f"scorer {scorer}: it is unclear which labels are toxic ({', '.join(labels)}); append the "
+        f"toxic labels, as in {scorer}#LABEL,LABEL"
+    )
+
+
+def check_exclusive(scorer: str, labels: Sequence[str], toxic: Sequence[int], fix: str) -> None:
+    """Refuse exclusive labels that are all toxic: they add up to 1 for every text.
+
+    scorer: as in `toxic_columns`. toxic: indices of the chosen labels. fix: advice if every label
+    has a toxic name. Raises InputError.
+    """
+    are_all_toxic = all(map(is_toxic, labels))
+    if are_all_toxic or len(set(toxic)) == len(labels):
+        raise InputError(
+            f"scorer {scorer}: its labels ({', '.join(labels)}) exclude each other, so together "
+            f"they add up to 1 for every text; {fix if are_all_toxic else 'name the toxic ones'}"
+        )
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Info(BaseModel):
+    model_id: _Name
+    model_sha: _Name | None = None
+    labels: dict[str, _Name] | None = Field(
+        default=None,
+        min_length=1,
+        validation_alias=AliasPath("model_type", "classifier", "id2label"),
+    )
+    max_client_batch_size: int = Field(default=32, ge=1)
+
+
+class _Prediction(BaseModel):
+    label: _Name
+    score: Score
+
+
+class _Predictions(RootModel[list[Any]]):
+    root: Rows[Rows[_Prediction]]
+
+
+class _Served(BaseModel):
+    model: _Name = Field(validation_alias=AliasPath("data", 0, "id"))
+
+
+class _Class(BaseModel):
+    index: int
+    probs: Rows[Score] = Field(min_length=1, max_length=10_000)
+
+
+class _Classes(BaseModel):
+    data: Rows[_Class]
+
+
+class ServedClassifier(SelfHostedScorer):
+    """The probability of the toxic labels of a classifier on a server.
+
+    url: the server's address, optionally followed by `#` and the toxic labels, comma-separated.
+    Settings: see RemoteScorer. A text longer than the model's context is an error.
+
+    text-embeddings-inference (`/predict`): `classifier:http://HOST:8080#toxic`. By default, labels
+    with a common name are toxic, as in `hf`. It applies a softmax even if a model's labels are not
+    exclusive, so the score is the sum of the toxic labels.
+
+    vLLM (`/classify`) names only the likeliest class of a text, so the label is the number of the
+    toxic class: `classifier:http://HOST:8000#1`.
+    """
+
+    family = "CLASSIFIER"
+    served = "the served model (vLLM's needs the number of its toxic class, as in #1)"
+
+    @checked
+    def __init__(self, url: str, **options: Any) -> None:
+        address, _, wanted = url.partition("#")
+        super().__init__("classifier", address, **options)
+        self._labels: frozenset[str] = frozenset()  # of text-embeddings-inference
+        # Addresses for other clients end in /v1, but the paths used here start at the root.
+        self._url = self._url.removesuffix("/v1")
+        if wanted.isdecimal():
+            served = self._about("/v1/models", _Served)
+            self._model, self._class = served.model, int(wanted)
+            self.name = f"classifier:{served.model}@{place_of(self._url)}#{wanted}"
+        else:
+            self._choose_labels(self._about("/info", _Info), address, wanted)
+
+    def _about(self, path: str, kind: type[_Parsed]) -> _Parsed:
+        """Return what the server says about its model."""
+
+        async def ask(client: Client) -> _Parsed:
+            return await self._request(client, path, kind)
+
+        about: _Parsed = self.portal.run(self._persistently, ask)
+        return about
+
+    def _choose_labels(self, info: _Info, address: str, wanted: str) -> None:
+        if info.labels is None:
+            raise ScorerRefusedError(f"scorer classifier: {info.model_id} is not a classifier")
+        names = list(dict.fromkeys(info.labels.values()))
+        columns = toxic_columns(f"classifier:{address}", names, wanted)
+        fix = "text-embeddings-inference applies a softmax to any model; load this one with hf:"
+        check_exclusive(f"classifier:{address}", names, columns, fix)
+        self._labels = frozenset(names)
+        self._toxic = [names[i] for i in columns]
+        self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
+        self.batch_size = min(self.batch_size, info.max_client_batch_size)
+        where = info.model_sha[:8] if info.model_sha else place_of(self._url)
+        chosen = ",".join(self._toxic)
+        self.name = f"classifier:{info.model_id}@{where}#{chosen}"
+
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+        broken_up = [break_up(text) for text in texts]
+        if not self._labels:
+            body: dict[str, Any] = {"model": self._model, "input": broken_up}
+            classes = await self._request(client, "/classify", _Classes, body, texts)
+            rows = sorted(classes.data, key=lambda row: row.index)
+            if [row.index for row in rows] != [*range(len(texts))]:
+                raise ServerFailed(f"the server returned {len(rows)} answers to {len(texts)} texts")
+            return [self._score_of_class(row) for row in rows]
+        # Each text has its own list, because TEI reads a list of two strings as a pair.
+        body = {"inputs": [[text] for text in broken_up], "truncate": False}
+        answer = await self._request(client, "/predict", _Predictions, body, texts)
+        return [self._score_of_labels(row) for row in answer.root]
+
+    def _score_of_labels(self, row: list[_Prediction]) -> TextScore:
+        by_label = {prediction.label: prediction.score for prediction in row}
+        if by_label.keys() != self._labels or len(by_label) != len(row):
+            raise ServerFailed("the answer's labels differ from the model's labels")
+        scores = {label: by_label[label] for label in self._toxic}
+        return TextScore(min(1.0, sum(scores.values())), scores)
+
+    def _score_of_class(self, row: _Class) -> TextScore:
+        if self._class >= len(row.probs):
+            raise ScorerError(
+                f"scorer {self.name}: no class {self._class}; its model has {len(row.probs)} "
+                "classes"
+            )
+        return TextScore(row.probs[self._class])

@@ -1,1 +1,0 @@
-"""Scorers that query a service over HTTP."""

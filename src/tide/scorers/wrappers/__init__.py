@@ -1,1 +1,0 @@
-"""Scorer wrappers: caches, windows, ensembles."""
