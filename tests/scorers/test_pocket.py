@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 from models import train_pocket_scorer
 from tests.generated import examples
 from tide.pocket import PEOPLE as PEOPLE_FILE
-from tide.scorers import masked, pocket
+from tide.scorers import disguises, pocket
 from tide.scorers.disguises import unmasked
 from tide.scorers.pocket import (
     N_FEATURES,
@@ -236,4 +236,4 @@ def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     people = [number for number, word in enumerate(whole) if whole[number - 1 : number] == [word]]
     read = [word for number, word in enumerate(whole) if number not in people or word != "people"]
     assert words_of(text) == read
-    assert unmasked(text) == masked._without_masks.__wrapped__(text)
+    assert unmasked(text) == disguises._without_masks.__wrapped__(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tide.core.chat import Chat
-from tide.scorers import load_scorer, score_texts, word_lists
+from tide.scorers import languages, load_scorer, score_texts
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
 from tide.scorers.languages import WordLists, holds_listed_word, term_hash, tokens_of
 from tide.scorers.languages import with_word_lists as listed
@@ -23,15 +23,15 @@ ENGLISH = "The German word doof means deaf in Dutch, and it is not a kind word t
 
 @pytest.fixture
 def lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    languages: dict[int, list[str]] = {}
+    by_hash: dict[int, list[str]] = {}
     first = set()
     for language, terms in TERMS.items():
         for term in terms:
             tokens = tokens_of(term)
-            languages.setdefault(term_hash(tokens), []).append(language)
+            by_hash.setdefault(term_hash(tokens), []).append(language)
             first.add(term_hash(tokens[:1]))
-    mild = word_lists._Lists(languages, frozenset(first))
-    monkeypatch.setattr(word_lists, "_lists", lambda: mild)
+    mild = languages._Lists(by_hash, frozenset(first))
+    monkeypatch.setattr(languages, "_lists", lambda: mild)
 
 
 class English(PlainScorer):
@@ -109,6 +109,6 @@ def test_the_bundled_lists_pass_names_and_ordinary_words(text: str) -> None:
 
 
 def test_the_bundled_lists_have_25_languages() -> None:
-    languages = {code for codes in word_lists._lists().languages.values() for code in codes}
-    assert len(languages) == 25
-    assert "en" not in languages
+    listed_in = {code for codes in languages._lists().languages.values() for code in codes}
+    assert len(listed_in) == 25
+    assert "en" not in listed_in
