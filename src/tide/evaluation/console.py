@@ -132,8 +132,8 @@ def _listed(words: list[str]) -> set[int]:
 
 def term_hashes(text: str) -> set[int]:
     """Hash each run of one to three words of a text, normalized as in the scorer `pocket`."""
-    from tide.scorers.pocket import normalize  # noqa: PLC0415  (slow import)
     from tide.scorers.languages import term_hash  # noqa: PLC0415
+    from tide.scorers.pocket import normalize  # noqa: PLC0415  (slow import)
 
     words = _LISTED_WORD.findall(normalize(text))
     return {
