@@ -296,6 +296,20 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
     assert scorer.check()
 
 
+def test_calls_of_a_concurrent_scorer_run_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def score(texts: list[str]) -> list[float]:
+        both.wait()
+        return [0.0] * len(texts)
+
+    score.concurrent = True  # type: ignore[attr-defined]
+    scorer = MeasuredScorer(load_scorer(score), Metrics())
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(scorer.score, ["a text"]) for _ in range(2)]
+        assert [list(call.result(20)) for call in calls] == [[0.0], [0.0]]
+
+
 def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> None:
     entered, go, at_once = threading.Event(), threading.Event(), []
 

@@ -177,9 +177,10 @@ def is_changed(trial: Trial) -> bool:
 
 
 class MeasuredScorer(ScorerWrapper):
-    """Counts and times the calls of a scorer. Only one thread at a time calls a slow scorer.
+    """Counts and times the calls of a scorer.
 
-    up: whether the last call succeeded.
+    Policies share scorers, so only one thread at a time calls a slow scorer, unless it is
+    `concurrent`. up: whether the last call succeeded.
     """
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
@@ -189,11 +190,11 @@ class MeasuredScorer(ScorerWrapper):
         self.up = True
         if (screen := screen_of(scorer)) is not None:
             inner = MeasuredScorer(screen, metrics)
-            inner._lock = self._lock  # shared, as the scorer calls its screen, too
+            inner._lock = self._lock  # shared, as a scorer and its screen may have a member in common
             self.screen = inner
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        with nullcontext() if self.quick else self._lock:
+        with nullcontext() if self.quick or self.concurrent else self._lock:
             started = time.monotonic()
             try:
                 answer = super().score_attributes(texts)
