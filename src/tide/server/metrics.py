@@ -190,7 +190,8 @@ class MeasuredScorer(ScorerWrapper):
         self.up = True
         if (screen := screen_of(scorer)) is not None:
             inner = MeasuredScorer(screen, metrics)
-            inner._lock = self._lock  # shared, as a scorer and its screen may have a member in common
+            # A scorer and its screen may have a member in common.
+            inner._lock = self._lock
             self.screen = inner
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
