@@ -241,8 +241,6 @@ def test_options_that_decide_the_records_may_not_change(
         (["serve", "--monitor-texts"], "--monitor-texts"),
         (["serve", "--host", "no such host", "--port", "0"], "--host no such host"),
         (["serve", "--on-unresolved", "best"], "on_unresolved"),
-        (["serve", "--settings", "no/such/file"], "--settings"),
-        (["serve", "--settings", __file__], "line 1"),
         (["TIDE_SERVE_MAX_TOKEN=5", "serve"], "TIDE_SERVE_MAX_TOKEN: unknown option"),
     ],
 )

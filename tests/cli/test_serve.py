@@ -17,27 +17,22 @@ import httpx
 import pytest
 from typer.main import get_command
 
-from tests.command import tide
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
-from tide.cli.serve import _limit_threads, _listening, _logging_as_json, _progress
+from tide.cli.serve import _limit_threads, _listening, _logging_as_json
 from tide.core.sanitize import logger
-from tide.server.policies import PolicyFile
 
 KEY = "sk-of-the-serving-tests"
 
 
-def test_it_serves_reads_policies_anew_and_ends_its_requests_when_it_is_told_to(
+def test_serve_reloads_policies_and_drains_at_signals(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "settings").write_text(
-        "# of a test\n\nTIDE_SERVE_MAX_NEW_TOKENS = 5\nTIDE_SERVE_SERVED_MODEL_NAME='mine'\n"
-    )
     path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
     path.write_text("policies: {first: {mode: monitor}}")
     found: list[httpx.Response] = []
-    options = ["--settings", str(tmp_path / "settings"), "--policies", str(path)]
+    options = ["--policies", str(path), "--served-model-name", "mine", "--max-new-tokens", "5"]
     options += ["--monitor-log", str(log), "--scorer", "pocket"]
     headers = {"authorization": f"Bearer {KEY}"}
     with (
@@ -100,19 +95,7 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_slow_loading_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tide.cli.serve._REPORTED", 0.05)
-    with _logging_as_json({"loading": "m"}), _progress("model"):
-        time.sleep(0.5)
-    first, *lines, last = map(json.loads, capsys.readouterr().err.splitlines())
-    assert first["loading"] == "m"
-    assert {line["still loading"] for line in lines} == {"model"}
-    assert (last["loaded"], last["seconds"] >= 0.4) == ("model", True)
-
-
-def test_the_server_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored at the end
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -123,12 +106,7 @@ def test_the_server_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> N
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
-def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("serve", "--policies-schema") == 0
-    assert json.loads(capsys.readouterr().out) == PolicyFile.model_json_schema()
-
-
-def test_a_line_of_the_log_that_is_cut_is_json_all_the_same(
+def test_log_line_that_is_cut_is_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with _logging_as_json({"loading": "x" * 5000}):
@@ -137,7 +115,7 @@ def test_a_line_of_the_log_that_is_cut_is_json_all_the_same(
     assert [line["level"] for line in lines] == ["info"] * 2
 
 
-def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
+def test_listener_sends_without_delay() -> None:
     with (
         _listening("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),
@@ -146,7 +124,7 @@ def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_files_for_operators_name_settings_that_exist() -> None:
+def test_files_for_operators_name_options() -> None:
     repository = Path(__file__).resolve().parents[2]
     deployed = [path for path in (repository / "deploy").rglob("*") if path.is_file()]
     files = [*deployed, repository / "docs" / "serving.md"]
@@ -161,7 +139,7 @@ def test_the_files_for_operators_name_settings_that_exist() -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_says_which_address_to_open() -> None:
+def test_serve_shows_its_address_on_a_terminal() -> None:
     terminal, inside = os.openpty()
     server = subprocess.Popen(TIDE, stderr=inside)
     os.close(inside)

@@ -54,7 +54,7 @@ def datasets(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     return stand_in
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() & SOURCES.keys()))
+@pytest.mark.parametrize("name", BENCHMARKS)
 @pytest.mark.usefixtures("datasets")
 def test_fetched_benchmark_is_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

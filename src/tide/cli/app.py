@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, methods, report, run, scorers, serve, threshold
+from tide.cli import doctor, evaluate, fit, methods, run, scorers, serve
 from tide.cli.options import Command
 
 app = typer.Typer(
@@ -22,8 +22,8 @@ app.command("score", cls=Command)(scorers.score)
 app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.PREFIX})(
     serve.serve
 )
-app.command("threshold", cls=Command)(threshold.threshold)
-app.command("report", cls=Command)(report.report)
+app.command("threshold", cls=Command)(scorers.threshold)
+app.command("report", cls=Command)(evaluate.report)
 app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)

@@ -1,22 +1,24 @@
-"""`tide eval` runs a benchmark, `tide judge` adds scores to runs."""
+"""`tide eval` runs a benchmark, `tide judge` adds scores to runs, `tide report` makes tables."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import BaseModel
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS, say_loading
-from tide.cli.report import print_tables
+from tide.cli.display import ERRORS, OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tide.evaluation import Run
+    from tide.evaluation.tables import Table
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 _OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation")
@@ -156,7 +158,7 @@ def evaluate(
         **arguments.keywords(),
         **(overrides or {}),
     )
-    print_tables(evaluation.report(runs, tests=False, draw=False).tables)
+    _print_tables(evaluation.report(runs, tests=False, draw=False).tables)
     if runs[0].path is not None:
         folder = runs[0].path.parent
         ERRORS.print(
@@ -187,7 +189,7 @@ def judge(
         progress=evaluation.Bars(ERRORS),
         **arguments.keywords(device=arguments.device, max_batch=arguments.max_batch),
     )
-    print_tables(evaluation.report(extended, tests=False, draw=False).tables)
+    _print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)
 
 
@@ -195,3 +197,52 @@ def _refuse_failures(runs: list[Run]) -> None:
     """Raise TideError if prompts failed. Called after the results are written and printed."""
     if failed := sum(len(run.failed) for run in runs):
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders of runs.")
+    ],
+    out: Annotated[
+        Path | None,
+        options.option("Output", "Folder to write to (default: 'report' next to the first run)."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        options.option("Tables", "Method to test the other methods against (default: base)."),
+    ] = None,
+    image_format: Annotated[
+        Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
+    ] = "png",
+) -> None:
+    """Print the tables of RUNS and write them, a figure and the metrics to a folder.
+
+    `report.html` in that folder shows all of them on one page. It also shows the completions of the
+    twenty worst prompts before and after; a button unmasks their toxic words.
+
+    Runs of different benchmarks, models or protocols go to separate tables.
+    """
+    from tide import evaluation  # noqa: PLC0415  (slow import)
+
+    paths = evaluation.find_runs(runs)
+    out = out or paths[0].parent / "report"
+    whole = evaluation.report(
+        [evaluation.read_run(path) for path in paths],
+        against=against,
+        out=out,
+        image_format=image_format,
+    )
+    _print_tables(whole.tables)
+    if whole.problem:
+        ERRORS.print(whole.problem, highlight=False, soft_wrap=True)
+    ERRORS.print(f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True)
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    """Print tables; a line that explains several of them is printed once."""
+    from tide.evaluation.tables import to_rich  # noqa: PLC0415  (slow import)
+
+    known: set[str] = set()
+    for table in tables:
+        OUTPUT.print(to_rich(table, known=known))
+        known.update(table.legend)

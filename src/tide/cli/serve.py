@@ -9,25 +9,26 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tide.cli import options, stopping
-from tide.cli import workers as processes
 from tide.cli.display import ERRORS, chosen_settings, name_of
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
-from tide.data.files import as_text, read_whole
 from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
 
@@ -39,41 +40,10 @@ if TYPE_CHECKING:
     from tide.server.policies import Policies
 
 PREFIX = "TIDE_SERVE"
-_REPORTED = 10.0  # seconds between two lines about loading
+# The folder in which prometheus_client sums the metrics of all processes. It reads the variable
+# when it is imported.
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _LAST_WORDS = 3.0  # seconds to send the errors of requests that the drain ended
-
-
-def _read_settings(path: Path | None) -> None:
-    """Set environment variables from the file, except variables that are already set.
-
-    Raises InputError for an invalid line, and for an unknown variable.
-    """
-    try:
-        lines = [] if path is None else as_text(read_whole(path), str(path)).splitlines()
-    except InputError as error:
-        raise InputError(f"--settings: {error}") from None
-    for number, line in enumerate(lines, 1):
-        name, equals, value = map(str.strip, line.partition("="))
-        if not name or name.startswith("#"):
-            continue
-        if not (equals and name.startswith(f"{PREFIX}_") and name.isidentifier()):
-            raise InputError(f"--settings: {path}, line {number}: expected {PREFIX}_NAME=VALUE")
-        if len(value) > 1 and value[0] == value[-1] in ("'", '"'):  # as a shell and systemd do
-            value = value[1:-1]
-        os.environ.setdefault(name, value)
-    known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
-    for name in sorted(os.environ.keys() - known):
-        if name.startswith(f"{PREFIX}_"):
-            raise InputError(f"{name}: unknown option; 'tide serve --help' lists all options")
-
-
-def _print_schema(asked: bool) -> None:
-    if asked:
-        require("prometheus_client", "gateway")
-        from tide.server.policies import PolicyFile  # noqa: PLC0415  (slow import)
-
-        typer.echo(json.dumps(PolicyFile.model_json_schema(), indent=2))
-        raise typer.Exit
 
 
 # Options.
@@ -92,15 +62,6 @@ ServedModelName = Annotated[
     str | None,
     options.option(
         "Server", "Name of the model for clients. [default: --model, or its name at --base-url]"
-    ),
-]
-SettingsFile = Annotated[
-    Path | None,
-    options.option(
-        "Server",
-        f"File with one option per line: {PREFIX}_NAME=VALUE.",
-        callback=_read_settings,
-        is_eager=True,
     ),
 ]
 Perspective = Annotated[
@@ -128,15 +89,6 @@ PolicyPath = Annotated[
         "Policies",
         "YAML file of named policies and of the API keys that may use them; SIGHUP reloads the "
         "file. Settings that a policy leaves out come from these options.",
-    ),
-]
-PoliciesSchema = Annotated[
-    bool,
-    options.option(
-        "Policies",
-        "Print the JSON schema of the policy file and exit.",
-        callback=_print_schema,
-        is_eager=True,
     ),
 ]
 OnScorerFailure = Annotated[
@@ -176,12 +128,10 @@ def serve(
     port: Port = 8000,
     workers: Workers = 1,
     served_model_name: ServedModelName = None,
-    settings: SettingsFile = None,
     perspective: Perspective = False,
     otel: Otel = False,
     mode: Mode = "enforce",
     policies: PolicyPath = None,
-    policies_schema: PoliciesSchema = False,
     alter_at_most: AlterAtMost = None,
     monitor_log: MonitorLog = None,
     monitor_texts: MonitorTexts = False,
@@ -205,6 +155,7 @@ def serve(
     """
     # 1. Check the options, before anything is loaded.
     _limit_threads()
+    _check_environment()
     bounds = validated(Limits, limits or {})
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
@@ -212,8 +163,9 @@ def serve(
         raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     if perspective:
         model, engine = "none", "none"
-    processes.prepare(workers, engine)
-    _require_packages()
+    _prepare_workers(workers, engine)
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
@@ -226,36 +178,46 @@ def serve(
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
-    reloading = None if policies is None else _ReloadAtSignal()
+    reloads: SimpleQueue[int] = SimpleQueue()
+    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
     if engine == "openai":  # a gateway may start before its server
         engine_options = {"required": False, **(engine_options or {})}
 
     # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))
-        if processes.supervises(workers):
+        if _supervises(workers):
             return
         stack.enter_context(_logging_as_json(loading))
-        with _progress("scorers"):
-            made = Policies(line, policies, limits=bounds, keys=keys, host=host)
-            stack.enter_context(closing(made))
-        with _progress("model"):
-            loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
-        made.start(loaded)
+        table = Policies(line, policies, limits=bounds, keys=keys, host=host)
+        stack.enter_context(closing(table))
+        loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
+        table.start(loaded)
 
         # 3. Serve.
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
-        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
-        _announce(f"http://{host}:{listener.getsockname()[1]}", name, loaded.capability_notes)
-        if reloading is not None:
-            reloading.start(made)
+        app = create_app(table, name, Monitor(table, monitor_log, monitor_texts), provider)
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        serving = {"serving": address, "model": name, "engine": loaded.capability_notes}
+        logger("tide.server").info(json.dumps(serving))
+        if sys.stderr.isatty():
+            ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.", highlight=False)
+        if policies is not None:
+            arguments = (table, reloads)
+            thread = threading.Thread(target=_reload, args=arguments, name="tide policies")
+            thread.daemon = True
+            thread.start()
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
 
 
-def _require_packages() -> None:
-    for package in ("uvicorn", "fastapi", "prometheus_client"):
-        require(package, "gateway")
+def _check_environment() -> None:
+    """Raise InputError for an environment variable that names no option."""
+    known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(f"{PREFIX}_"):
+            raise InputError(f"{name}: unknown option; 'tide serve --help' lists all options")
 
 
 def _read_keys(host: str, policies: Path | None) -> list[SecretStr]:
@@ -266,14 +228,6 @@ def _read_keys(host: str, policies: Path | None) -> list[SecretStr]:
     keys = read_keys()
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     return keys
-
-
-def _announce(address: str, model: str, engine: str) -> None:
-    """Say where the server is. engine: what the engine can do."""
-    serving = {"serving": address, "model": model, "engine": engine}
-    logger("tide.server").info(json.dumps(serving))
-    if sys.stderr.isatty():
-        ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.", highlight=False)
 
 
 def _limit_threads() -> None:
@@ -289,64 +243,19 @@ def _limit_threads() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // 2)))
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
-    """Log every ten seconds that `what` is still loading, and at last that it is loaded."""
-    log = logger("tide.server")
-    started = time.monotonic()
-    loaded = threading.Event()
-
-    def report() -> None:
-        while not loaded.wait(_REPORTED):
-            seconds = round(time.monotonic() - started)
-            log.info(json.dumps({"still loading": what, "seconds": seconds}))
-
-    thread = threading.Thread(target=report, name="tide progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        loaded.set()
-        thread.join()
-    log.info(json.dumps({"loaded": what, "seconds": round(time.monotonic() - started, 1)}))
-
-
-class _ReloadAtSignal:
-    """Reloads the policy file at SIGHUP; a signal that comes before `start` is obeyed then."""
-
-    def __init__(self) -> None:
-        self._policies: Policies | None = None
-        self._missed = False
-        if hasattr(signal, "SIGHUP"):  # Windows has none
-            signal.signal(signal.SIGHUP, lambda *_: self._reload())
-
-    def start(self, policies: Policies) -> None:
-        self._policies = policies
-        if self._missed:
-            self._reload()
-
-    def _reload(self) -> None:
-        if self._policies is None:
-            self._missed = True
-        else:
-            _reload_soon(self._policies)
-
-
-def _reload_soon(policies: Policies) -> None:
-    """Reload the policies in a thread, since a scorer may take long to load."""
-
-    def reload() -> None:
+def _reload(policies: Policies, reloads: SimpleQueue[int]) -> None:
+    """Reload the policies at each signal in `reloads`; in a thread, since scorers load slowly."""
+    while True:
+        reloads.get()
         try:
             policies.reload()
             policies.metrics.reloads.labels("done").inc()
             _freeze()
-            found = {"policies": "reloaded", "names": list(policies.table.policies)}
+            outcome = {"policies": "reloaded", "names": list(policies.table.policies)}
         except Exception as error:  # whatever fails, the server keeps serving
             policies.metrics.reloads.labels("failed").inc()
-            found = {"policies": "kept as they were", "problem": first_line(error)}
-        logger("tide.server").info(json.dumps(found))
-
-    threading.Thread(target=reload, name="tide policies", daemon=True).start()
+            outcome = {"policies": "kept as they were", "problem": first_line(error)}
+        logger("tide.server").info(json.dumps(outcome))
 
 
 def _freeze() -> None:
@@ -410,11 +319,11 @@ class _Json(logging.Formatter):
     """Formats each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = record.getMessage()
+        message = record.getMessage()
         try:
-            content = json.loads(said) if said.startswith("{") else {"message": said}
+            content = json.loads(message) if message.startswith("{") else {"message": message}
         except ValueError:  # JSON that was cut to the length of a line
-            content = {"message": said}
+            content = {"message": message}
         head = {"time": self.formatTime(record), "level": record.levelname.lower()}
         return json.dumps(head | content)
 
@@ -436,3 +345,80 @@ def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
         for log, (handlers, level, propagate) in zip(logs, before, strict=True):
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
+
+
+# Several processes of a gateway, which share one listening socket (--workers).
+
+
+def _prepare_workers(count: int, engine: str) -> None:
+    """Prepare for `count` processes. Raises InputError if this engine's model needs one process."""
+    if count == 1:
+        return
+    if engine not in ("openai", "none"):
+        raise InputError(
+            f"--workers {count}: engine {engine} runs its model in one process; serve the model by "
+            "vLLM or another server, and set --engine openai --base-url http://HOST:PORT"
+        )
+    if not hasattr(os, "fork"):
+        raise InputError(f"--workers {count}: this system cannot fork; start several gateways")
+    os.environ[_METRICS] = tempfile.mkdtemp(prefix="tide-metrics-")
+
+
+def _supervises(count: int) -> bool:
+    """Start `count` processes, and return True when they have ended; in each of them, False.
+
+    A process that a signal kills is replaced. One that ends with an error ends all. Signals are
+    passed on: SIGHUP reloads the policies of all.
+    """
+    if count == 1:
+        return False
+    from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415  (slow import)
+
+    alive, written = os.pipe()  # has an end when this process has none
+    workers: set[int] = set()
+    code = 0
+    is_ending = False
+
+    def pass_on(number: int, frame: FrameType | None = None) -> None:
+        nonlocal is_ending
+        is_ending = is_ending or number != signal.SIGHUP
+        for worker in workers:
+            os.kill(worker, number)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    while workers or not is_ending:
+        while len(workers) < count and not is_ending:
+            if (worker := os.fork()) == 0:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                os.close(written)
+                _end_with(alive)
+                return False
+            workers.add(worker)
+        worker, status = os.wait()
+        workers.discard(worker)
+        mark_process_dead(worker)  # type: ignore[no-untyped-call]
+        ended = os.waitstatus_to_exitcode(status)
+        if not is_ending:
+            logger("tide.server").error(json.dumps({"worker ended": worker, "code": ended}))
+        if ended > 0 and not is_ending:
+            code = ended
+            pass_on(signal.SIGTERM)
+    shutil.rmtree(os.environ[_METRICS], ignore_errors=True)
+    if code:
+        raise typer.Exit(code)
+    return True
+
+
+def _end_with(alive: int) -> None:
+    """End this process when its supervisor has ended, and not by the signals of its terminal."""
+    os.setpgrp()
+
+    def wait() -> None:
+        os.read(alive, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="tide supervisor", daemon=True).start()
