@@ -103,7 +103,7 @@ def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
     options = [
-        "--actors",
+        "--limit",
         3,
         "--reference-option",
         "n=4",
@@ -113,7 +113,7 @@ def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> N
         0,
     ]
     assert tide("eval", "mine.txt", *options, "--device", "cpu") == 1
-    assert (called["actors"], called["temperature"], called["limit"]) == (3, 0.0, None)
+    assert (called["limit"], called["temperature"]) == (3, 0.0)
     assert called["judges"] == ["lexicon"]
     assert (called["reference"], called["reference_options"]) == ("auto", {"n": 4})
     assert called["engine_options"] == {"device": "cpu"}

@@ -13,7 +13,6 @@ from tests.evaluation.runs import column
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import (
-    EngineError,
     InputError,
     ScorerError,
     ScorerUnavailableError,
@@ -21,13 +20,11 @@ from tide.core.errors import (
 )
 from tide.data.records import Likelihood, read_records
 from tide.data.texts import Row
-from tide.detoxifier.sync import outcomes
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
 from tide.evaluation import experiment as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
 from tide.pocket import FOLDERS
-from tide.search.tide import RandomWalkStrategy
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
 
@@ -392,75 +389,10 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     assert (out / "tide/records.jsonl").read_text() == text
 
 
-def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def pool(create: Any, prompts: Any, *, trials: Any, **where: Any) -> Any:
-        asked.update(where, create=create)
-        return outcomes(create(), prompts, ordered=False, trials=trials)
-
-    def texts(folder: str, **where: Any) -> dict[Any, list[str]]:
-        (run,) = evaluate(
-            PROMPTS[:2], "resample:n=2", out=tmp_path / folder, reference="none", seed=3, **where
-        )
-        return {record.id: [trial.text for trial in record.trials] for record in run.records}
-
-    monkeypatch.setattr("tide.evaluation.experiment.map_prompts", pool)
-    here = texts("here")
-    assert not asked
-    options = {"max_batch": 3}
-    assert texts("there", cluster="auto", actors=4, actor_gpus=0.5, engine_options=options) == here
-    assert (asked["cluster"], asked["actors"], asked["gpus"]) == ("auto", 4, 0.5)
-    assert asked["create"].args == ("pocket",)
-    assert asked["create"].keywords["engine_options"] == options
-    assert asked["create"].keywords["settings"].seed == 3
-    with pytest.raises(InputError, match="uses the model's internals"):
-        evaluate(PROMPTS[:2], "self-debias", out=tmp_path, reference="none", cluster="auto")
-
-
-def quiet(prompts: list[str]) -> list[str]:
-    return [f"{len(prompt)} letters" for prompt in prompts]
-
-
-def test_class_and_function_are_methods(tmp_path: Path) -> None:
-    once = {"out": tmp_path, "reference": "none", "num_trials": 1}
-    walk, told = evaluate(PROMPTS[:2], [RandomWalkStrategy, quiet], seed=2, **once)
-    assert walk.name == "tide.search.tide:RandomWalkStrategy:seed=2"
-    assert told.name == "quiet:seed=2"
-    texts = [trial.text for _, trial in told.trials]
-    assert texts == quiet(PROMPTS[:2])
-    assert [trial.toxicity for _, trial in told.trials] == pytest.approx([0.0, 0.0], abs=0.5)
-    assert told.config["baseline"]["code"]
-    assert read_run(tmp_path / "quiet-seed=2").config["baseline"] == told.config["baseline"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda prompts: ["one"], "must return a list with a text per prompt"),
-        (lambda prompts: [None] * len(prompts), "must return a list with a text per prompt"),
-        (lambda prompts: 1 / 0, "failed: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_function_that_fails_is_no_text(tmp_path: Path, answer: Any, message: str) -> None:
-    with pytest.raises(EngineError, match=message):
-        evaluate(PROMPTS[:2], [answer], out=tmp_path, reference="none")
-
-
-def test_function_has_the_name_of_no_other_method(tmp_path: Path) -> None:
-    def base(prompts: list[str]) -> list[str]:
-        return prompts
-
-    with pytest.raises(InputError, match="the function base has the name of another method"):
-        evaluate(PROMPTS[:2], [base], out=tmp_path, reference="none")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["base", 3]}, "^methods: expected specs, classes or functions"),
+        ({"methods": ["base", 3]}, "^methods: expected specs or classes"),
         ({"methods": "base,tyde"}, "^methods: unknown 'tyde'; did you mean 'tide'"),
         ({"methods": "dapt", "artefacts": Path("nowhere")}, "dexperts/artefact.json is missing"),
         ({"methods": "tide", "preset": "nonsense"}, "nonsense"),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tide import Detoxifier, InputError
-from tide.cli import main
 from tide.core.chat import Chat
 from tide.core.errors import EngineError
 from tide.detoxifier.ray import map_prompts
@@ -86,57 +81,3 @@ def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="several texts"):
         list(map_prompts(Detoxifier, "a"))
     assert list(map_prompts(Detoxifier, [])) == []
-
-
-def actors() -> set[int]:
-    """Process ids of the actors that complete prompts."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            command = (entry / "cmdline").read_bytes()
-            if command.startswith(b"ray::") and b"_Worker" in command:
-                found.add(int(entry.name))
-    return found
-
-
-def completions(records: Path) -> dict[int, list[str]]:
-    rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
-    texts: dict[int, list[str]] = {}
-    for row in sorted(rows, key=lambda row: row["number"]):
-        texts.setdefault(row["id"], []).append(row["text"])
-    return texts
-
-
-@pytest.mark.slow
-def test_tide_eval_loses_an_actor(
-    prompts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing lost, nothing twice, and the texts of an evaluation in one process."""
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts[:96]))
-    command = ["tide", "eval", str(file), "--methods", "tide", "--reference", "none", "--out"]
-    records = tmp_path / "cluster" / "tide" / "records.jsonl"
-    killed: set[int] = set()
-
-    def kill_one() -> None:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            if records.exists() and records.stat().st_size and (alive := actors()):
-                killed.add(min(alive))
-                os.kill(min(alive), signal.SIGKILL)
-                return
-            time.sleep(0.02)
-
-    watcher = threading.Thread(target=kill_one)
-    watcher.start()
-    for name, options in (("cluster", ["--cluster", "local", "--actors", "2"]), ("here", [])):
-        monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / name), *options])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert not caught.value.code
-    watcher.join()
-    assert killed
-    found, expected = completions(records), completions(tmp_path / "here/tide/records.jsonl")
-    assert set(found) == set(expected) == set(range(96))
-    same = sum(found[number] == expected[number] for number in expected)
-    assert same >= 0.95 * len(expected)  # float summation order may differ with the batch

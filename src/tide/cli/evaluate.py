@@ -98,12 +98,6 @@ class Evaluation(Scores):
         ),
     ] = None
     engine: options.EngineName = "transformers"
-    cluster: Annotated[
-        str | None,
-        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (extra ray)."),
-    ] = None
-    actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1
-    actor_gpus: Annotated[float, options.option("Model", "GPUs of each process.", min=0)] = 0.0
     limit: options.Limit = None
     field: options.Field = "prompt"
     chat: options.IsChat = False

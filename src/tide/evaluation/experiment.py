@@ -7,10 +7,9 @@ under new reference models.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,8 +19,6 @@ from tide.core.fingerprints import code_digest
 from tide.data.files import write_text, writing
 from tide.data.records import RecordFile, RecordId
 from tide.data.texts import Row
-from tide.detoxifier.ray import map_prompts
-from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.engines.base import name_of
@@ -36,11 +33,9 @@ from tide.evaluation.judging import (
     reference_named,
 )
 from tide.evaluation.methods import (
-    Completer,
     Loaded,
     Method,
     MethodRules,
-    OnCluster,
     check_method,
     load_method,
 )
@@ -67,7 +62,7 @@ if TYPE_CHECKING:
 
 AnyScorer = str | Scorer | Callable[[list[Any]], Any] | NamedScorer
 AnyReference = str | Reference
-AnyMethod = str | type | Completer
+AnyMethod = str | type
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
@@ -93,9 +88,6 @@ def evaluate(
     out: str | Path | None = None,
     engine: str = "transformers",
     engine_options: Mapping[str, Any] | None = None,
-    cluster: str | None = None,
-    actors: int = 1,
-    actor_gpus: float = 0.0,
     field: str = "prompt",
     limit: int | None = None,
     chat: bool = False,
@@ -107,8 +99,8 @@ def evaluate(
 
     Args:
         benchmark: A name, a file, or prompts.
-        methods: A list of specs, classes of strategies, and functions from prompts to completions;
-            or a comma-separated text. `tide:num_samples=2|4|8` names one method per value.
+        methods: A list of specs and classes of strategies, or a comma-separated text.
+            `tide:num_samples=2|4|8` names one method per value.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
@@ -122,9 +114,6 @@ def evaluate(
         out: By default `runs/BENCHMARK-MODEL`. Keeps finished records, and adds missing records.
         engine: Engine of `model`.
         engine_options: Options of `engine`.
-        cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
-        actors: Processes on the cluster.
-        actor_gpus: GPUs of each process.
         field: Field of the prompts in a benchmark file.
         limit: First N prompts only.
         chat: Answer prompts (or the `messages` of a .jsonl file) with the model's chat template.
@@ -146,95 +135,55 @@ def evaluate(
         check_method(spec, name_of(model), rules)
     progress = progress or Progress()
     references = _references(reference, name_of(model), progress)
-    place = _Place(model, engine, dict(engine_options or {}), cluster, actors, actor_gpus)
-    measuring = _measuring(reference_engine, reference_options, place.options)
+    options = dict(engine_options or {})
     config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
     with ExitStack() as stack:
         guide, outside = open_scorer(scorer, stack), _open_judges(judges, stack)
-        job = Job(prompts.rows, config, outside, overwrite, progress)
-        failed = _run_all(specs, rules, place, guide, job, out, stack)
-        _measure(list(failed), references, measuring, progress)
-        return [_part(_summarized(path, failed[path]), prompts.rows) for path in failed]
+        with _loaded(model, engine, options) as (loaded, described):
+            config |= {"scorer": guide.config, **described}
+            job = Job(prompts.rows, config, outside, overwrite, progress)
+            chosen = [load_method(spec, Loaded(loaded, guide.scorer), rules) for spec in specs]
+            name = f"{slug(prompts.name)}-{slug(Path(described['model']).name)}"
+            folder = Path(out or Path("runs", name))
+            paths = [folder / slug(method.name) for method in chosen]
+            if len(set(paths)) < len(paths):
+                raise InputError("--methods: a method is named twice")
+            for path in paths:
+                stack.enter_context(writing(files_of(path).records))
+            failed = {}
+            for method, path in zip(chosen, paths, strict=True):
+                failed[path] = run_method(method, path, job)
+        measuring = _measuring(reference_engine, reference_options, options)
+        _measure(paths, references, measuring, progress)
+        return [_part(_summarized(path, failed[path]), prompts.rows) for path in paths]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The model of an evaluation, and where it runs."""
-
-    model: str | Path | Engine | Module
-    engine: str
-    options: dict[str, Any]
-    cluster: str | None
-    actors: int
-    actor_gpus: float
-
-    def load(self, guide: NamedScorer, running: ExitStack) -> Loaded:
-        """Load the model; `running` closes it. On a cluster, each process loads it."""
-        if self.cluster is not None:
-            if not isinstance(self.model, str | Path) or guide.spec is None:
-                raise InputError("cluster: pass names of model and scorer; each process loads them")
-            create = partial(
-                Detoxifier,
-                str(self.model),
-                scorer=guide.spec,
-                engine=self.engine,
-                engine_options=self.options,
-            )
-            where = {"cluster": self.cluster, "actors": self.actors, "gpus": self.actor_gpus}
-            return Loaded(str(self.model), guide.spec, _on_cluster(create, **where))
-        if isinstance(self.model, Engine):
-            return Loaded(self.model, guide.scorer)
-        engine = load_engine(self.engine, self.model, **self.options)
-        running.callback(engine.close)
-        return Loaded(engine, guide.scorer)
-
-    def describe(self, loaded: Loaded) -> dict[str, Any]:
-        """Describe the model for a run's configuration."""
-        named = self.model if isinstance(self.model, str | Path) else loaded.model
-        dtype = getattr(loaded.model, "dtype", self.options.get("dtype", "auto"))
-        return describe(named, self.engine, self.options, dtype)
+@contextmanager
+def _loaded(
+    model: str | Path | Engine | Module, engine: str, options: dict[str, Any]
+) -> Iterator[tuple[Engine, dict[str, Any]]]:
+    """Load a model, unless it is an engine; yields it and its part of a run's configuration."""
+    if isinstance(model, Engine):
+        dtype = getattr(model, "dtype", options.get("dtype", "auto"))
+        yield model, describe(model, engine, options, dtype)
+        return
+    with load_engine(engine, model, **options) as loaded:
+        named = model if isinstance(model, str | Path) else loaded
+        dtype = getattr(loaded, "dtype", options.get("dtype", "auto"))
+        yield loaded, describe(named, engine, options, dtype)
 
 
-def _run_all(
-    specs: Sequence[str | Completer],
-    rules: MethodRules,
-    place: _Place,
-    guide: NamedScorer,
-    job: Job,
-    out: str | Path | None,
-    locks: ExitStack,
-) -> dict[Path, Failed]:
-    """Run each method into its folder, which `locks` unlocks; returns the failed rows of each."""
-    with ExitStack() as running:
-        loaded = place.load(guide, running)
-        described = place.describe(loaded)
-        job = replace(job, config={**job.config, "scorer": guide.config, **described})
-        chosen = [load_method(spec, loaded, rules) for spec in specs]
-        name = f"{slug(job.config['benchmark']['name'])}-{slug(Path(described['model']).name)}"
-        folder = Path(out or Path("runs", name))
-        paths = [folder / slug(method.name) for method in chosen]
-        if len(set(paths)) < len(paths):
-            raise InputError("--methods: a method is named twice")
-        for path in paths:
-            locks.enter_context(writing(files_of(path).records))
-        return {
-            path: run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)
-        }
-
-
-def _specs(methods: str | Sequence[AnyMethod]) -> list[str | Completer]:
-    """Return a spec for each method, with one value of each option; a function stays itself."""
+def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
+    """Return a spec for each method, with one value of each option."""
     names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
-    specs: list[str | Completer] = []
+    specs: list[str] = []
     for method in names:
         if isinstance(method, str):
             specs += alternatives(method, "--methods")
         elif isinstance(method, type):
             specs.append(f"{method.__module__}:{method.__qualname__}")
-        elif callable(method):
-            specs.append(method)
         else:
-            raise InputError(f"methods: expected specs, classes or functions (got {method!r})")
+            raise InputError(f"methods: expected specs or classes (got {method!r})")
     return specs
 
 
@@ -245,12 +194,6 @@ def _part(run: Run, rows: Sequence[Row]) -> Run:
         run,
         config={**run.config, "num_prompts": len(prompt_ids)},
         records=[record for record in run.records if record.id in prompt_ids],
-    )
-
-
-def _on_cluster(create: Callable[..., Detoxifier], **where: Any) -> OnCluster:
-    return lambda settings, prompts, trials: map_prompts(
-        partial(create, settings=settings), prompts, trials=trials, **where
     )
 
 
@@ -289,7 +232,7 @@ def judge(
         failed: dict[Path, Failed] = {}
         by_reference: dict[AnyReference, list[Path]] = {}
         for path in paths:
-            failed[path] = _judge(_opened(path), path, loaded, progress)
+            failed[path] = _judge(_records_of(path), path, loaded, progress)
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 by_reference.setdefault(name, []).append(path)
         measuring = _measuring(reference_engine, reference_options)
@@ -384,7 +327,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     return failed
 
 
-def _opened(path: Path) -> RecordFile:
+def _records_of(path: Path) -> RecordFile:
     """Open a finished run, to add scores."""
     files = files_of(path)
     return RecordFile(files.records, files.scores)
@@ -434,7 +377,7 @@ def _measure(
                         "new weights under another name, or start again with --overwrite"
                     )
                 write_config(path, config)
-                measure_records(_opened(path), reference, progress)
+                measure_records(_records_of(path), reference, progress)
         finally:
             if reference is not source:
                 reference.close()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, Generated, check_baseline, load_baseline
-from tide.core.chat import Chat
-from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded, unknown
+from tide.core.errors import CompletionError, InputError, TideError, unknown
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings, derive_seed
@@ -24,7 +23,7 @@ from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
-from tide.engines.base import Completion, name_of
+from tide.engines.base import name_of
 from tide.evaluation.benchmarks import Protocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -33,12 +32,6 @@ from tide.scorers.base import Exchange, is_nearly_empty, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
-# Runs prompts on a cluster, and yields the index and the outcome of each prompt as it ends.
-OnCluster = Callable[
-    [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
-]
-# Completes prompts, given as texts.
-Completer = Callable[[list[str]], Sequence[str]]
 Outcomes = Iterator[tuple[Row, Record | TideError]]
 # Settings of `base`: one completion of the unmodified model and no search.
 _BASE = {"strategy": "resample:n=1"}
@@ -57,11 +50,10 @@ _WITHOUT_EFFECT = {"num_trials"}
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model and the scorer of methods. on_cluster: runs searches; both are then names."""
+    """The model and the scorer of methods; or their names, to check a method."""
 
     model: Engine | str
     scorer: Scorer | str
-    on_cluster: OnCluster | None = None
 
 
 class SearchMethod:
@@ -96,14 +88,10 @@ class SearchMethod:
         The rows run together, so the seconds of a record are those since the record before it.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
+        model, scorer = self._loaded.model, self._loaded.scorer
+        detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
         prompts = [row.asked for row in rows]
-        if self._loaded.on_cluster is None:
-            model, scorer = self._loaded.model, self._loaded.scorer
-            detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
-            finished: Iterator[tuple[int, Result | TideError]]
-            finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
-        else:
-            finished = self._loaded.on_cluster(self.settings, prompts, trials)
+        finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
         started = time.perf_counter()
         for number, result in finished:
             row = rows[number]
@@ -224,33 +212,6 @@ class BaselineMethod:
 Method = SearchMethod | BaselineMethod
 
 
-class FunctionBaseline:
-    """A function from prompts to completions. Its costs are unknown, and 0 in the records."""
-
-    def __init__(self, function: Completer, engine: Engine) -> None:
-        self.name = getattr(function, "__name__", type(function).__name__)
-        self._function, self._engine = function, engine
-
-    def config(self) -> dict[str, Any]:
-        return {"baseline": self.name, "code": code_digest(self._function)}
-
-    def generate(
-        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated | TideError]:
-        with guarded(EngineError, f"method {self.name} failed"):
-            texts = list(self._function(list(prompts)))
-        if len(texts) != len(prompts) or not all(isinstance(text, str) for text in texts):
-            raise EngineError(f"method {self.name}: must return a list with a text per prompt")
-        ids = self._engine.tokenize(texts)
-        return [
-            Generated(Completion(text, tuple(row), "stop"), 1, 0, 0)
-            for text, row in zip(texts, ids, strict=True)
-        ]
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class MethodRules:
     """What the methods of one call share.
@@ -277,49 +238,50 @@ class MethodRules:
         return {key: value for key, value in self.common.items() if key in _OF_ALL}
 
 
-def check_method(spec: str | Completer, model: str, rules: MethodRules) -> None:
+def check_method(spec: str, model: str, rules: MethodRules) -> None:
     """Raise the InputErrors of `load_method` that do not depend on the loaded model.
 
     model: name of the model.
     """
-    if not isinstance(spec, str):
-        return
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
         load_method(spec, Loaded(model, ""), rules)
+    elif name not in BASELINES.names() and ":" not in name:
+        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
+        raise InputError(f"methods: {unknown(name, known)}")
     else:
-        _check_name(name)
         check_baseline(spec, rules.artefacts, model)
 
 
-def load_method(spec: str | Completer, loaded: Loaded, rules: MethodRules) -> Method:
-    """Load the method that `spec` names, or make one of a function.
+def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
+    """Load the method that `spec` names, which `check_method` has accepted.
 
-    Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
-    engine.
+    Raises InputError for an unknown setting, and for a baseline that cannot run on this engine.
     """
     resolve_settings(rules.common)  # an unknown setting is an error even if a method ignores it
-    if not isinstance(spec, str):
-        return _function(spec, loaded, rules)
     name, options = parse_spec(spec, "methods")
     _check_options(spec, name, options, rules.common)
     if name != "base" and not _is_search(name):
-        return _baseline(spec, name, loaded, rules)
+        return _load_baseline(spec, name, loaded, rules)
     model_name = name_of(loaded.model)
-    begun: Mapping[str, Any] = _BASE
-    usual, layers, common = begun, rules.layers, rules.of_all
+    preset: Mapping[str, Any] = _BASE
+    standard_preset: Mapping[str, Any] = _BASE
+    layers: list[Mapping[str, Any]] = rules.layers
+    common: Mapping[str, Any] = rules.of_all
     if name != "base":
-        begun = usual = preset_values(name if name in PRESETS else rules.preset, model_name, name)
-        layers, common = [*layers, rules.protocol.search], dict(rules.common)
-    if name != "base" and name not in PRESETS:
-        begun = _for_strategy(name, begun)
-        usual = _for_strategy(name, preset_values("auto", model_name, name))
+        layers, common = [*layers, rules.protocol.search], rules.common
+        preset_name = name if name in PRESETS else rules.preset
+        preset = _for_strategy(name, preset_values(preset_name, model_name, name))
+        preset_name = name if name in PRESETS else "auto"
+        standard_preset = _for_strategy(name, preset_values(preset_name, model_name, name))
+    variant = rules.protocol.variant
     try:
-        chosen = _with_options(begun, rules.protocol.variant, options)
-        settings = resolve_settings(begun, *layers, common, chosen)
+        settings = resolve_settings(
+            preset, *layers, common, _with_options(preset, variant, options)
+        )
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    standard = resolve_settings(usual, *layers, _with_options(usual, rules.protocol.variant))
+    standard = resolve_settings(standard_preset, *layers, _with_options(standard_preset, variant))
     full_name = run_name(name, settings, standard)
     return SearchMethod(full_name, loaded, settings, base=name == "base")
 
@@ -342,7 +304,9 @@ def _check_options(
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of a preset, with the strategy replaced if it has another name."""
+    """Return the settings of a preset, with the strategy `name` unless that is a preset's."""
+    if name in PRESETS:
+        return values
     same = parse_spec(values.get("strategy", DEFAULT_STRATEGY))[0] == name
     return values if same else {**values, "strategy": name}
 
@@ -408,41 +372,13 @@ def _is_search(name: str) -> bool:
     return name in {*PRESETS, *STRATEGIES.names()}
 
 
-def _check_name(name: str) -> None:
-    """Raise InputError for an unknown baseline."""
-    if name not in BASELINES.names() and ":" not in name:
-        raise InputError(f"methods: {unknown(name, _known_names())}")
-
-
-def _known_names() -> list[str]:
-    return sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-
-
-def _function(function: Completer, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
-    if isinstance(loaded.scorer, str) or isinstance(loaded.model, str):
-        raise InputError("methods: a function runs in this process; use no --cluster")
-    baseline = FunctionBaseline(function, loaded.model)
-    if baseline.name in _known_names():
-        raise InputError(f"methods: the function {baseline.name} has the name of another method")
-    return _baseline_method(baseline, loaded.model, loaded.scorer, rules)
-
-
-def _baseline(spec: str, name: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
+def _load_baseline(spec: str, name: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
-    _check_name(name)
     model, scorer = loaded.model, loaded.scorer
     if isinstance(scorer, str) or not isinstance(model, TransformersEngine):
-        raise InputError(
-            f"methods: {name} uses the model's internals; use --engine transformers, no --cluster"
-        )
+        raise InputError(f"methods: {name} uses the model's internals; use --engine transformers")
     baseline = load_baseline(spec, model, artefacts=rules.artefacts)
-    return _baseline_method(baseline, model, scorer, rules)
-
-
-def _baseline_method(
-    baseline: Baseline, engine: Engine, scorer: Scorer, rules: MethodRules
-) -> BaselineMethod:
     settings = resolve_settings(*rules.layers, rules.of_all)
-    name = run_name(baseline.name, settings, resolve_settings(*rules.layers))
-    return BaselineMethod(name, baseline, engine, scorer, settings)
+    full_name = run_name(baseline.name, settings, resolve_settings(*rules.layers))
+    return BaselineMethod(full_name, baseline, model, scorer, settings)
