@@ -412,7 +412,7 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
 
 @pytest.mark.usefixtures("names")
 @examples(8, 1000)
-@given(overrides, worlds, st.sampled_from(["jsonl", "records", "file"]))
+@given(overrides, worlds, st.sampled_from(["jsonl", "file"]))
 def test_what_is_printed_or_kept_was_scored(
     given: dict[str, Any], world: dict[str, Any], shape: str
 ) -> None:

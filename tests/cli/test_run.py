@@ -58,16 +58,15 @@ def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic
     (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
     options = ["-s", f"{tmp_path}/mine.py:rude", "--strategy", "resample:n=1"]
     options += ["--judges", "lexicon", "--on-unresolved", policy]
-    for further, code in ([], 0), (["--fail-on-unresolved"], 3):
-        assert tide("run", "Hello there", *options, *further) == code
-        out, err = capsys.readouterr()
-        said = " ".join(err.split())
-        assert "1 prompt has a completion that the scorer did not accept; " in said
-        assert told in said
-        share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
-        withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
-        assert (share, *withheld) == after
-    assert tide("run", "Hello", "--fail-on-unresolved") == 0
+    assert tide("run", "Hello there", *options) == 0
+    out, err = capsys.readouterr()
+    message = " ".join(err.split())
+    assert "1 prompt has a completion that the scorer did not accept; " in message
+    assert told in message
+    share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
+    withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
+    assert (share, *withheld) == after
+    assert tide("run", "Hello") == 0
     assert "did not accept" not in capsys.readouterr().err
 
 
@@ -165,22 +164,20 @@ def test_formats_are_printed_in_order(
     small = ("--scorer", "pocket", "--limit", 2, "--trials", 2, "--max-new-tokens", 8)
     command = ("run", "-i", prompts_file, *small, "--format")
     printed = {}
-    for shape in ("records", "jsonl", "text"):
+    for shape in ("jsonl", "text"):
         assert tide(*command, shape) == 0
         printed[shape] = capsys.readouterr().out.splitlines()
-    whole = [json.loads(line) for line in printed["records"]]
-    assert [trial["prompt"] for trial in whole] == [PROMPTS[i] for i in (0, 0, 1, 1)]
-    short = [json.loads(line) for line in printed["jsonl"]]
-    fields = ("text", "toxicity", "accepted", "finish_reason")
-    assert short == [{name: trial[name] for name in ("prompt", *fields)} for trial in whole]
-    assert printed["text"] == [on_one_line(one["text"]) for one in short]
+    lines = [json.loads(line) for line in printed["jsonl"]]
+    assert [line["prompt"] for line in lines] == [PROMPTS[i] for i in (0, 0, 1, 1)]
+    fields = {"prompt", "text", "toxicity", "accepted", "finish_reason"}
+    assert all(line.keys() == fields for line in lines)
+    assert printed["text"] == [on_one_line(line["text"]) for line in lines]
     assert tide(*command, "jsonl", "--mask") == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]
+    assert [line["toxicity"] for line in masked] == [line["toxicity"] for line in lines]
     for options, message in {
-        ("-o", "-"): "to print, use --format jsonl or records",
+        ("-o", "-"): "to print, use --format jsonl",
         ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: applies to printed output",
-        ("--format", "records", "--mask"): "--mask: ",
     }.items():
         assert tide("run", "hi", *options) == 1
         assert message in capsys.readouterr().err

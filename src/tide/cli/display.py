@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, TrialRecord, all_or_none
@@ -93,21 +91,6 @@ def scored(scorer: Scorer, texts: Sequence[Scored]) -> list[float]:
     return scores
 
 
-def refuse_existing(overwrite: bool, *paths: Path | None) -> None:
-    """Raise InputError for an output that exists, without `overwrite`."""
-    for path in filter(None, paths):
-        if str(path) == "-":
-            raise InputError("--output: '-' is not a file")
-        if path.exists() and not overwrite:
-            raise InputError(f"{path}: exists; write to another file, or use --overwrite")
-
-
-def say_unmasked(output: Path) -> None:
-    """Warn that `--mask` does not mask the output file."""
-    warning = f"{output}: contains the unmasked texts; --mask masks only printed output"
-    ERRORS.print(warning, highlight=False, soft_wrap=True)
-
-
 def completions_table(records: Sequence[Record], threshold: float, mask: bool) -> Table:
     """Return a table of prompts and of their completions before and after; a row per trial.
 
@@ -117,7 +100,7 @@ def completions_table(records: Sequence[Record], threshold: float, mask: bool) -
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        text = _prompt_of(record)
+        text = prompt_of(record)
         prompt = Text(visible(masked(text) if mask else text, unescaped="\n"))
         for trial in record.trials:
             after = _completion(trial, trial.text, trial.toxicity, threshold, mask)
@@ -139,52 +122,41 @@ def completions_table(records: Sequence[Record], threshold: float, mask: bool) -
 
 
 def summary_table(
-    records: Iterable[Record],
+    records: Sequence[Record],
     *,
     scorer: tuple[str, float],
     judges: Sequence[tuple[str, float]],
     seconds: float,
-) -> Table | None:
-    """Return the closing table of a run, or None if there are no records.
+) -> Table:
+    """Return the closing table of a run.
 
     scorer, judges: name and toxicity threshold of each.
     The share of toxic prompts, which have a completion at or above the threshold, is missing if an
     answer was repaired while it was written: then only a part of the original exists. Withheld
     completions are not toxic.
     """
-    rows = list(records)
-    if not rows:
-        return None
-    table = Table(title="before and after")
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    table = Table("", Column("before", justify="right"), Column("after", justify="right"))
+    table.title = "before and after"
     name, threshold = scorer
     heading = f"toxic by {name} (from {threshold:g})"
-    table.add_row(heading, *_toxic_shares(rows, None, threshold))
-    for judge, threshold_of_judge in judges:
-        heading = _heading(judge, threshold_of_judge, guide=name)
-        table.add_row(heading, *_toxic_shares(rows, judge, threshold_of_judge))
+    table.add_row(heading, *_toxic_shares(records, None, threshold))
+    for judge, judge_threshold in judges:
+        heading = f"toxic by {judge} (from {judge_threshold:g})"
+        table.add_row(heading, *_toxic_shares(records, judge, judge_threshold))
     table.add_section()
-    trials = [(record, trial) for record in rows for trial in record.trials]
-    counts = {"prompts": len(rows)}
-    if len(trials) > len(rows):
-        counts["completions"] = len(trials)
-    counts["not accepted"] = sum(trial.not_accepted for _, trial in trials)
-    rare = {
-        "withheld": sum(trial.refused is True for _, trial in trials),
-        "empty completions": sum(trial.empty is True for _, trial in trials),
-        "cut off by max_new_tokens": sum(
-            bool(record.messages) and trial.finish_reason == "length" for record, trial in trials
-        ),
-        "repaired while written": sum(trial.base_partial for _, trial in trials),
+    trials = [trial for record in records for trial in record.trials]
+    table.add_row("prompts", "", str(len(records)))
+    table.add_row("not accepted", "", str(sum(trial.not_accepted for trial in trials)))
+    counts = {
+        "withheld": sum(trial.refused is True for trial in trials),
+        "repaired while written": sum(trial.base_partial for trial in trials),
     }
-    counts |= {label: count for label, count in rare.items() if count}
     for label, count in counts.items():
-        table.add_row(label, "", str(count))
+        if count:
+            table.add_row(label, "", str(count))
     table.add_section()
     for label, field in _COSTS.items():
-        cost = fmean(getattr(trial, field) or 0 for _, trial in trials)
+        cost = fmean(getattr(trial, field) or 0 for trial in trials)
         table.add_row(f"{label} per completion", "", f"{cost:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
@@ -214,32 +186,9 @@ def _share(scores: Sequence[list[float] | None], threshold: float) -> str:
     return f"{fmean(any(score >= threshold for score in of_prompt) for of_prompt in known):.3f}"
 
 
-def _heading(name: str, threshold: float, guide: str) -> str:
-    from tide.evaluation.runs import is_related  # noqa: PLC0415  (slow import)
-
-    heading = f"toxic by {name} (from {threshold:g})"
-    if name != guide and is_related(name, guide):
-        heading += ", which shares a model with the guide"
-    return heading
-
-
 _COSTS = {"tokens through the model": "forward_tokens", "texts scored": "scorer_calls"}
 
 
-def compact(record: Record) -> list[dict[str, Any]]:
-    """Return the main fields of a record, one object per trial."""
-    return [
-        {
-            "prompt": _prompt_of(record),
-            "text": trial.text,
-            "toxicity": trial.toxicity,
-            "accepted": trial.accepted,
-            "finish_reason": trial.finish_reason,
-        }
-        for trial in record.trials
-    ]
-
-
-def _prompt_of(record: Record) -> str:
+def prompt_of(record: Record) -> str:
     """Return the prompt of a record, or the last message of its chat."""
     return record.messages[-1].content if record.messages else record.prompt

@@ -21,8 +21,6 @@ from tide.cli.display import (
     OUTPUT,
     on_one_line,
     progress_bar,
-    refuse_existing,
-    say_unmasked,
     scored,
 )
 from tide.core.errors import InputError
@@ -75,7 +73,7 @@ def score(
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        refuse_existing(overwrite, output)
+        _refuse_existing(output, overwrite)
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -97,8 +95,6 @@ def score(
                         record["context"] = messages
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             ERRORS.print(f"{output}: {len(rows)} records")
-            if mask:
-                say_unmasked(output)
             return
     table = Table()
     table.add_column("text", overflow="fold")
@@ -113,6 +109,11 @@ def score(
             cells.append(format_score(value, value < scorer.threshold, digits=3))
         table.add_row(Text(body), *cells)
     OUTPUT.print(table)
+
+
+def _refuse_existing(output: Path | None, overwrite: bool) -> None:
+    if output is not None and output.exists() and not overwrite:
+        raise InputError(f"{output}: exists; write to another file, or use --overwrite")
 
 
 def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
@@ -165,7 +166,7 @@ def compare(
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
 
     # 1. Load scorers and texts.
-    refuse_existing(overwrite, output)
+    _refuse_existing(output, overwrite)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
@@ -213,7 +214,7 @@ def _measure(
         row = {"scorer": name, "scored": scores.share, "failure": scores.failure}
         if name in usable:
             agreed = agreement(scores.values[scores.known], targets[scores.known])
-            row |= asdict(agreed) | {"bins": agreed.bins.tolist()}
+            row |= asdict(agreed)
             row["texts_per_second"] = agreed.texts / scores.seconds
             row["error_correlations"] = {
                 other: value for other, value in errors.get(name, {}).items() if other != name

@@ -23,8 +23,7 @@ class Agreement:
 
     auc: NaN if all targets have the same class. correlation: Pearson's coefficient; NaN if the
     scores or the targets are constant. calibration_error: the expected calibration error (Naeini et
-    al., 2015) over 10 score bins of equal width. bins: mean score, mean target and number of texts
-    of each bin that is not empty, shape (at most 10, 3).
+    al., 2015) over 10 score bins of equal width.
     """
 
     texts: int
@@ -33,7 +32,6 @@ class Agreement:
     accuracy: float
     correlation: float
     calibration_error: float
-    bins: Floats
 
 
 def agreement(scores: Floats, targets: Floats) -> Agreement:
@@ -43,20 +41,15 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
 
     toxic = targets >= 0.5
     one_class = toxic.all() or not toxic.any()
-    number = np.minimum((scores * BINS).astype(int), BINS - 1)
-    bins = np.array([
-        (scores[here].mean(), targets[here].mean(), here.sum())
-        for here in (number == n for n in range(BINS))
-        if here.any()
-    ])  # fmt: skip
+    bins = pd.Series(np.minimum((scores * BINS).astype(int), BINS - 1))
+    gaps = pd.Series(scores - targets).groupby(bins).sum().abs()
     return Agreement(
         texts=len(scores),
         toxic=float(toxic.mean()),
         auc=math.nan if one_class else float(roc_auc_score(toxic, scores)),
         accuracy=float(((scores >= 0.5) == toxic).mean()),
         correlation=float(pd.Series(scores).corr(pd.Series(targets))),
-        calibration_error=float((np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / len(scores)),
-        bins=bins,
+        calibration_error=float(gaps.sum() / len(scores)),
     )
 
 
