@@ -38,11 +38,6 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no chat template" in out
 
 
-def test_says_whether_a_model_chats(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("doctor", "--model", "pocket-chat") == 0
-    assert "a chat template: --chat" in said(capsys)
-
-
 def test_checks_the_given_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
     assert tide("doctor", "--model", folder) == 0

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, records
+from tests.cli.test_run import PROMPTS
 from tests.command import tide
-from tests.worlds import PROMPTS as WORDS
-from tests.worlds import ReadingScorer, scripted_engine
 from tide import evaluation
 from tide.cli.evaluate import Evaluation
 from tide.core.errors import InputError
-from tide.engines import REGISTRY as ENGINES
 from tide.evaluation.runs import read_run
-from tide.scorers import REGISTRY as SCORERS
 
 
 @pytest.fixture
@@ -54,39 +50,6 @@ def test_methods_side_by_side(
 
 
 HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
-
-
-@pytest.fixture
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = {**ENGINES._targets, "scripted": lambda model, **_: scripted_engine()}
-    monkeypatch.setattr(ENGINES, "_targets", engines)
-    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "reading": ReadingScorer})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in WORDS))
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("stand_ins")
-def test_the_commands_of_the_readme_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    """A first look with --limit, the whole set, a judge and a reference, then a report."""
-    command = ["eval", "mine.txt", "--methods", "base,tide", "--trials", 1, *HERE[:4]]
-    assert tide(*command, "--limit", 2) == 0
-    assert tide(*command, "--reference", "none") == 0
-    runs = ["runs/mine-pocket/base", "runs/mine-pocket/tide"]
-    assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [2 * len(WORDS)] * 2
-    assert "is not measured yet for 8 prompts" in " ".join(capsys.readouterr().out.split())
-    more = ("--judges", "profanity-check", "--reference", "auto", "--reference", "pocket")
-    assert tide("judge", "runs", *more) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "not measured yet" not in shown
-    assert "pocket-reference" in shown
-    for seed in (1, 2):
-        assert tide(*command, "--seed", seed, "--limit", 2) == 0
-    assert tide("report", "runs/") == 0
-    assert "base:seed=2" in Path("runs/mine-pocket/report/cost.md").read_text()
-    assert tide("judge", "runs") == 1
-    assert "nothing to add" in capsys.readouterr().err
 
 
 def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> None:

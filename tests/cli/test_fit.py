@@ -10,7 +10,7 @@ from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
-from tide.baselines.fit import fit, read_labelled
+from tide.baselines.fit import fit
 from tide.core.errors import InputError, ScorerError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
@@ -168,11 +168,3 @@ def test_bad_input(
     error = " ".join(capsys.readouterr().err.split())
     assert message in error
     assert "Traceback" not in error
-
-
-def test_the_labelled_data_at_hand(shared_data: Path) -> None:
-    names = ("toxicity", "paradetox_pairs")
-    labelled = read_labelled(shared_data / "labelled" / f"{name}.jsonl.gz" for name in names)
-    assert len(labelled.pairs) > 10_000
-    chosen = labelled.balanced(seed=0, limit=1000)
-    assert 0.4 < sum(text.toxicity >= 0.5 for text in chosen) / 1000 < 0.6

@@ -33,7 +33,7 @@ class Counting(TransformersEngine):
         return super()._write(request)
 
 
-def test_everything_is_listed_and_nothing_cut(
+def test_methods_lists_every_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, registry in enumerate(KINDS):
@@ -53,22 +53,16 @@ def test_everything_is_listed_and_nothing_cut(
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("backtrack:lag=2", ["backtrack (strategy"]),
         ("resample", ["n=none Maximum completions; by default max_iterations."]),
-        ("tide", ["cosine_threshold=0.2 Lowest"]),
-        ("reversal", ["reversal (baseline)"]),
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "transformers (engine)"]),
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",
                        "backtrack (preset)", "strategy=backtrack"]),
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["max:SCORER,SCORER (scorer)"]),
-        ("windows", ["windows:SCORER"]),
-        ("pocket", ["pocket (scorer)"]),
-        ("openai", ["deadline=120"]),
     ],
 )  # fmt: skip
-def test_one_is_told_with_its_options(
+def test_methods_shows_the_options_of_a_name(
     name: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
@@ -79,7 +73,7 @@ def test_one_is_told_with_its_options(
         assert line in " ".join(out.split())
 
 
-def test_an_unknown_name_has_a_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_suggests_a_near_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("methods", "rezample") == 1
     assert "unknown name 'rezample'; did you mean 'resample'?" in capsys.readouterr().err
 
@@ -112,41 +106,11 @@ def test_help_is_whole_at_80_columns(
         assert all(flag in out for flag in parameter.opts)
 
 
-def test_help_is_in_groups_and_symbols_stand_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("run", "--help") == 0
-    out = capsys.readouterr().out
-    groups = re.findall(r"^(\w[\w ]+):$", out, re.MULTILINE)
-    assert groups == [
-        *("Arguments", "Input", "Model", "Scorer", "Sampling", "Search", "Long answers", "Output"),
-        "Options",
-    ]
-    said = " ".join(out.split())
-    for symbol in ("(tau)", "(K)", "(N)", "(mu)", "(eta)", "(M)", "(M')"):
-        assert f"{symbol}." in said
-    assert not re.search(r"(tau|K|N|M|M'|eta): ", said)
-    for command in ("eval", "serve"):
-        assert tide(command, "--help") == 0
-        left = capsys.readouterr().out.partition("\nOptions:\n")[2]
-        assert [line.split()[0] for line in left.splitlines() if " --" in line] == ["--help"]
-
-
 def _names(kind: object) -> Sequence[str]:
     return list(kind) if isinstance(kind, dict) else kind.names()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("command", ["run", "eval"])
-def test_help_gives_the_choices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide(command, "--help") == 0
-    text = "".join(capsys.readouterr().out.split())  # lines break at hyphens, too
-    kinds = [STRATEGIES, ENGINES, *([BASELINES] if command == "eval" else [])]
-    for registry in kinds:
-        assert ",".join(registry.names()) in text
-    assert ",".join(PRESETS) in text
-    assert ("[default:by--protocol]" in text) == (command == "eval")
-    assert ("[default:0.1;forachat" in text) == (command == "run")  # temperature
-
-
-def test_judges_are_read_by_the_grammar_of_scorers() -> None:
+def test_judges_follow_the_grammar_of_scorers() -> None:
     given = ["pocket,cache:lexicon", "cache:max:pocket,lexicon", "(max:pocket,lexicon),hf:A,hf:b#c"]
     assert options.judges(given) == [
         "pocket", "cache:lexicon", "cache:max:pocket,lexicon", "max:pocket,lexicon", "hf:A",
@@ -157,7 +121,7 @@ def test_judges_are_read_by_the_grammar_of_scorers() -> None:
         options.judges(["pocket,,lexicon"])
 
 
-def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_takes_classes_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("run", "She told me to shut the", "What a load of", "--scorer")
     engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)
     strategy = ("--strategy", f"{EXAMPLE}:OneJump:count=6,mu_relative=1.5")
@@ -174,7 +138,7 @@ def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_the_help_states_the_defaults_that_hold(
+def test_help_states_defaults_of_presets(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Settings of a preset say so; the server's default of on_unresolved is refuse."""

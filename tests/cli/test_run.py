@@ -52,7 +52,7 @@ def timeless(run: Path) -> list[dict[str, Any]]:
         ("refuse", "it is withheld", ("0.000", "1")),
     ],
 )
-def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic(
+def test_run_counts_only_returned_texts_as_toxic(
     policy: str, told: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
@@ -70,7 +70,7 @@ def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic
     assert "did not accept" not in capsys.readouterr().err
 
 
-def test_it_says_what_it_loads_and_what_holds_before_the_wait(
+def test_run_says_what_it_loads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def loaded(*arguments: Any, **more: Any) -> None:
@@ -90,7 +90,7 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
     ]
 
 
-def test_lines_of_standard_input_are_prompts(
+def test_run_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = io.TextIOWrapper(io.BytesIO(f"\ufeff{PROMPTS[0]}\n\n{PROMPTS[1]}\n".encode()))
@@ -102,9 +102,7 @@ def test_lines_of_standard_input_are_prompts(
     assert "standard input: holds no prompts" in capsys.readouterr().err
 
 
-def test_refused_prompts_are_counted_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_counts_refused_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
         "def rude(texts):\n    return [0.95 if 'rude' in text else 0.0 for text in texts]\n"
     )
@@ -118,7 +116,7 @@ def test_refused_prompts_are_counted_apart(
     assert len(records(tmp_path / "out.jsonl")) == 1
 
 
-def test_a_file_with_a_judge(
+def test_run_writes_a_file_with_a_judge(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -143,7 +141,7 @@ def test_a_file_with_a_judge(
     assert config["method"] == "backtrack:max_new_tokens=8,seed=3"
 
 
-def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> None:
+def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
     """`tide run` and `tide eval` write equal records, and `tide report` reads both."""
     judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
@@ -158,7 +156,7 @@ def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> N
     assert (tmp_path / "report/cost.md").is_file()
 
 
-def test_formats_are_printed_in_order(
+def test_run_prints_formats_in_order(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("--scorer", "pocket", "--limit", 2, "--trials", 2, "--max-new-tokens", 8)
@@ -183,7 +181,7 @@ def test_formats_are_printed_in_order(
         assert message in capsys.readouterr().err
 
 
-def test_output_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output fits, and states its cost."""
     written = io.StringIO()
     terminal = CleanConsole(
@@ -197,7 +195,7 @@ def test_output_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> 
     assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", plain)
 
 
-def test_options_that_decide_the_records_may_not_change(
+def test_resume_refuses_other_engine_options(
     prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Quantized(TransformersEngine):
@@ -222,19 +220,12 @@ def test_options_that_decide_the_records_may_not_change(
     ("arguments", "message"),
     [
         (["run"], "no prompts"),
-        (["run", "hi", "--input", "x.txt"], "not both"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
-        (["run", "hi", "--scorer", "pokcet"], "did you mean 'pocket'"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
-        (["run", "hi", "--engine", "openai"], "base_url: give the address of a server"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
-        (["run", "hi", "--mu", "0"], "mu: Input should be greater than 0"),
-        (["run", "hi", "--thresholds", "threat"], "thresholds: expected NAME=NUMBER"),
         (["score"], "give texts or --input"),
-        (["eval", "none.jsonl"], "none.jsonl: no such file"),
         (["serve", "--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
         (["serve", "--policies", "no/such/file"], "--policies no/such/file: no such file"),
-        (["serve", "--policies", __file__], "--policies"),
         (["serve", "--monitor-texts"], "--monitor-texts"),
         (["serve", "--host", "no such host", "--port", "0"], "--host no such host"),
         (["serve", "--on-unresolved", "best"], "on_unresolved"),
@@ -263,7 +254,7 @@ def test_bad_input_is_one_clear_line(
 @pytest.mark.parametrize(
     ("prompt", "message"), [("", "id 0: empty"), ("word " * 300, "context of 256")]
 )
-def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
+def test_bad_prompt_fails_alone(
     prompt: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide("run", prompt, PROMPTS[0], "--format", "text") == 1

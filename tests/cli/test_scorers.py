@@ -42,7 +42,9 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_compare(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_measures_each_scorer(
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "exact", "-s", "pocket", "-o", output)
     assert tide(*command) == 0
@@ -115,17 +117,7 @@ def test_compare_goes_on_when_a_scorer_fails(
     assert set(exact_row["error_correlations"]) == {picky_row["scorer"], pocket_row["scorer"]}
 
 
-def test_a_scorer_that_cannot_be_loaded_stops_compare_at_once(
-    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", "pocket", "-s", "pockt", "-o", output)
-    assert tide(*command) == 1
-    assert "AUC" not in capsys.readouterr().out
-    assert not output.exists()
-
-
-def test_a_scorer_that_breaks_has_no_figures(
+def test_compare_has_no_figures_of_a_broken_scorer(
     labels: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,27 +133,12 @@ def test_a_scorer_that_breaks_has_no_figures(
     assert not output.exists()
 
 
-def test_nothing_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "labels.jsonl"
-    path.write_text("")
-    assert tide("scorers", "compare", path) == 1
-    assert "no labelled texts" in capsys.readouterr().err
-
-
-def test_the_group_alone_shows_how_scorers_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scorers_alone_shows_the_grammar(capsys: pytest.CaptureFixture[str]) -> None:
     tide("scorers")
     printed = capsys.readouterr()
     said = "".join((printed.out + printed.err).split())  # lines may break at a hyphen
     for name in REGISTRY.names():
         assert name in said
-
-
-def test_texts_by_two_scorers(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("score", "Have a nice day", "-s", "pocket", "-s", "profanity-check")
-    assert tide(*arguments) == 0
-    out = capsys.readouterr().out
-    assert "pocket@" in out
-    assert "profanity-check@" in out
 
 
 @pytest.fixture
@@ -207,23 +184,14 @@ def test_score_with_one_context(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("0.900" in out, "0.000" in out) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("context", "message"),
-    [
-        ({"a": 1}, "'context' must be a text or a list of messages, got dict"),
-        ([], "'context': messages"),
-        ([{"role": "assistant", "content": "Hi"}], "'context': messages"),
-    ],
-)
 def test_score_names_an_unusable_context(
-    context: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "pairs.jsonl"
-    path.write_text(json.dumps({"context": context, "text": "Yes"}))
+    path.write_text(json.dumps({"context": {"a": 1}, "text": "Yes"}))
     assert tide("score", "-i", path) == 1
-    err = capsys.readouterr().err
-    assert "line 1" in err
-    assert message in " ".join(err.split())
+    message = "line 1: 'context' must be a text or a list of messages, got dict"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("agreement")
@@ -244,7 +212,7 @@ def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
     assert figures["texts"] == 1  # a scorer of texts reads no context
 
 
-def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_file_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, output = tmp_path / "a.csv", tmp_path / "scores.jsonl"
     path.write_text("id,text\nx,Have a nice day\ny,you stupid idiot\n")
     command = ("score", "-i", path, "-o", output)
@@ -258,20 +226,7 @@ def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert tide(*command, "--overwrite") == 0
 
 
-@pytest.mark.parametrize("command", [("run", "--strategy", "resample:n=1"), ("score",)])
-def test_a_file_is_not_masked_and_the_terminal_says_so(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, *options = command
-    output = tmp_path / "out.jsonl"
-    arguments = (name, "you stupid idiot", *options, "-o", output, "--mask")
-    assert tide(*arguments) == 0
-    assert "you stupid idiot" in output.read_text()
-    said = f"{output}: contains the unmasked texts; --mask masks only printed output"
-    assert said in capsys.readouterr().err
-
-
-def test_mask_hides_listed_words_only(
+def test_score_masks_listed_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hashes = frozenset(term_hash([word]) for word in ("stupid", "idiot"))
@@ -281,29 +236,6 @@ def test_mask_hides_listed_words_only(
     out = capsys.readouterr().out
     assert "Have a nice day" in out
     assert "you s***** i****" in out
-
-
-@pytest.mark.parametrize("command", ["run", "score"])
-def test_outputs_that_cannot_be(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The input, or too long a name: one line of error, no file changes."""
-    path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    content = '{"text": "Have a nice day"}\n'
-    path.write_text(content)
-    link.symlink_to(path)
-    cases = {
-        path: "is also read as an input",
-        link: "is also read as an input",
-        tmp_path / f"{'x' * 300}.jsonl": "cannot be written: File name too long",
-    }
-    for output, message in cases.items():
-        options = ("-i", path, "-o", output, "--field", "text", "--overwrite")
-        assert tide(command, *options) == 1
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.count("\n") == (2 if err.startswith("loading ") else 1)
-    assert (path.read_text(), sorted(tmp_path.iterdir())) == (content, [path, link])
 
 
 def test_two_scorers_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

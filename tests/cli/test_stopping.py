@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import socket
 import subprocess
@@ -125,13 +124,6 @@ def test_at_once_in_each_phase_and_nothing_is_given_out(
     ends_at_once(options, tmp_path, number, (tmp_path / "called").exists)
 
 
-@pytest.mark.slow
-def test_at_once_while_embeddings_move(tmp_path: Path) -> None:
-    (tmp_path / "never.py").write_text(NEVER.format(then="pass"))
-    options = ["--strategy", "tide", "--max-iterations", "1000", "-s", "never.py:Never"]
-    ends_at_once(options, tmp_path, signal.SIGTERM, (tmp_path / "called").exists)
-
-
 def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -146,25 +138,6 @@ def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
         ends_at_once(["--engine", "openai", "--base-url", url], tmp_path, signal.SIGINT, asked)
         for one in taken:
             one.close()
-
-
-@pytest.mark.slow
-def test_while_it_is_starting(tmp_path: Path) -> None:
-    """At random moments of the imports; before `program`, Python handles the signal."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    code = "from tide.cli import program; print(flush=True); program()"
-    moments = random.Random(0)
-    for _ in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, "run", "A prompt", "-s", "slow.py:Slow"],
-            cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdout
-        assert process.stdout.readline()
-        time.sleep(moments.uniform(0.05, 1.2))
-        if process.poll() is None:
-            assert stopped(process, signal.SIGINT) == "stopped"
-        process.communicate()
 
 
 RAISED = "import signal; signal.raise_signal(signal.SIGINT)"

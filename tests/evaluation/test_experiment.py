@@ -321,15 +321,6 @@ def test_resume_refuses_edited_code(tmp_path: Path) -> None:
     run(tmp_path / "a", "base", ROWS[:2], scorer=f"{scorer}:Mine", overwrite=True)
 
 
-def test_two_lambdas_are_two_judges(tmp_path: Path) -> None:
-    low, high = (lambda texts, score=score: [score] * len(texts) for score in (0.1, 0.9))
-    made = run(tmp_path, "base", ROWS[:2], judges=[low])
-    made = run(tmp_path, "base", ROWS[:2], judges=[high])
-    _, first, second = made.sources
-    for record in made.records:
-        assert column(record, "judge_scores") == {first: [0.1] * 3, second: [0.9] * 3}
-
-
 def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
     """Of the model, and of a reference; size, name and time of the file are the same."""
     folder = tmp_path / "model"

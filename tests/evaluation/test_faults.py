@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import time
 import warnings
@@ -114,43 +113,6 @@ def test_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None
     time.sleep(point * spent)
     os.kill(number, signal.SIGKILL)
     assert ended(number) in (0, -signal.SIGKILL)
-    check(out, unbroken)
-
-
-@points
-@given(st.integers(0, 30_000), st.booleans())
-def test_a_full_disk(fresh: Callable[[], Path], unbroken: Path, size: int, replaces: bool) -> None:
-    """No file may grow beyond `size`: a write ends in the middle of a line.
-
-    If a run is replaced, there is the old one, the new one, or none that looks like either.
-    """
-    out, before = fresh(), b""
-    if replaces:
-        whole(out)
-        before = (out / "tide/records.jsonl").read_bytes()
-
-    def work() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        whole(out, overwrite=replaces)
-
-    assert ended(child(work)) in (0, REFUSED)
-    if replaces:
-        after = (out / "tide/records.jsonl").read_bytes()
-        assert after == before or b"\n" in after or not after
-    check(out, unbroken)
-
-
-@points
-@given(st.floats(0, 0.2))
-def test_two_writers(fresh: Callable[[], Path], unbroken: Path, pause: float) -> None:
-    """One does the work; the other refuses, or comes later and finds it done."""
-    out = fresh()
-    first = child(lambda: whole(out))
-    time.sleep(pause)
-    second = child(lambda: whole(out))
-    codes = {ended(first), ended(second)}
-    assert 0 in codes
-    assert codes <= {0, REFUSED}
     check(out, unbroken)
 
 

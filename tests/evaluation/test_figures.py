@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,18 +39,6 @@ def drawn(figure: Any) -> list[Any]:
     return list(figure.axes)
 
 
-def test_points_at_zero_are_whole() -> None:
-    clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
-    for panel in drawn(
-        figures.trade_off([summarize(clean), summarize(search_run("tide"))], SOURCES)
-    ):
-        zero = panel.containers[0].lines[0]
-        ((_, height),) = zero.get_xydata()
-        assert height == 0.0
-        (_, y), (_, bottom) = panel.transData.transform([(2, 0)])[0], panel.bbox.min
-        assert y - bottom > zero.get_markersize() / 2 * panel.figure.dpi / 72  # not clipped
-
-
 def test_a_method_that_falls_silent_is_told() -> None:
     quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
     changed(quiet, 0, text=[""])
@@ -62,14 +49,6 @@ def test_a_method_that_falls_silent_is_told() -> None:
     legend = tables.toxicity_table(summaries, JUDGE, "t", "n").legend
     assert any("Empty completions: 33% of quiet. " in note for note in legend)
     assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
-
-
-def test_many_methods_have_looks_of_their_own_and_a_broken_text_a_place() -> None:
-    runs = [replace(search_run("m"), name=f"method {i}") for i in range(12)]
-    runs[0] = measured(search_run("m", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
-    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
-    looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for c in panels[0].containers}
-    assert len(looks) == 12
 
 
 def test_no_label_is_cut_off() -> None:

@@ -95,22 +95,6 @@ def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.Mon
     assert engine.closed
 
 
-def test_reference_whose_weights_cannot_be_read_closes_its_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = scripted_engine()
-    engine.tokenizer = None  # type: ignore[attr-defined]
-
-    def unreadable(model: str, revision: str | None) -> None:
-        raise PermissionError("model.safetensors")
-
-    monkeypatch.setattr(judging, "load_engine", lambda *_, **__: engine)
-    monkeypatch.setattr("tide.engines.checkpoint.weights_of", unreadable)
-    with pytest.raises(PermissionError):
-        Reference("a/model")
-    assert engine.closed
-
-
 def test_the_model_is_closed_before_references_are_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

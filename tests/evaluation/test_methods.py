@@ -25,6 +25,7 @@ from tide.evaluation.methods import (
     Loaded,
     Method,
     MethodRules,
+    check_method,
     load_method,
 )
 
@@ -36,6 +37,7 @@ def loaded(
 ) -> Method:
     engine = engine or scripted_engine()
     rules = MethodRules(load_protocol(protocol), common)
+    check_method(spec, "scripted", rules)
     return load_method(spec, Loaded(engine, ReadingScorer()), rules)
 
 

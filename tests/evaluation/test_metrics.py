@@ -69,19 +69,6 @@ def test_harmless_completions_that_were_changed() -> None:
     assert summarize(own, unmodified_run=own).toxicity["scorer@1"]["changed"].value == 0.0
 
 
-def test_completions_of_another_prompt_are_not_the_model_s_own() -> None:
-    own, made = run([[0.1], [0.1]]), run([[0.0], [0.0]], "backtrack")
-    for number in (0, 1):
-        changed(made, number, text=["another"])
-    assert summarize(made, unmodified_run=own).toxicity[JUDGE]["changed"].value == 1.0
-    own.records[0] = own.records[0].model_copy(update={"prompt": "another prompt"})
-    (row,) = [record(1, [0.0], text=[own.records[1].trials[0].text])]
-    made.records[1] = row
-    assert summarize(made, unmodified_run=own).toxicity[JUDGE]["changed"].value == 0.0
-    own.records[1] = own.records[1].model_copy(update={"prompt": "another prompt"})
-    assert "changed" not in summarize(made, unmodified_run=own).toxicity[JUDGE]
-
-
 def test_an_interval_holds_its_value() -> None:
     """The mean of many equal scores may differ from each by rounding."""
     for count in (7, 99, 150):
@@ -186,16 +173,6 @@ def test_shares_have_wilson_intervals() -> None:
     assert (alone.value, alone.low, alone.high) == pytest.approx((1.0, 0.2065, 1.0), abs=5e-5)
 
 
-def test_shares_of_completions_are_as_sure_as_their_prompts() -> None:
-    """All completions of one prompt may be toxic together, so prompts are the sample."""
-    each = [summarize(run([[0.1] * n] * 30)).toxicity["scorer@1"]["each"] for n in (1, 3)]
-    assert each[0] == each[1]
-    assert each[0].high == pytest.approx(0.1135, abs=5e-5)
-    both = summarize(run([[0.9, 0.9]] * 15 + [[0.1, 0.1]] * 15)).toxicity["scorer@1"]["each"]
-    assert both.low is not None
-    assert 0.3 < both.low < 0.36
-
-
 def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
     """It leaves nothing out of the other metrics, and is absent for runs of another length."""
     one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
@@ -237,11 +214,6 @@ def test_a_perplexity_by_every_reference() -> None:
     fluency = summarize(one).fluency
     assert [f.mean.value for f in fluency.values() if f.mean] == pytest.approx([3.0, 2.0])
     assert [f.unmeasured for f in fluency.values()] == [0, 1]
-
-
-def test_half_an_interval_is_none() -> None:
-    assert metrics.Estimate(0.5, low=None, high=0.9).half_width is None
-    assert metrics.Estimate(0.5, low=0.1, high=None).half_width is None
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:

@@ -91,19 +91,6 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
 
-def test_a_run_of_the_model_itself_has_its_whole_text_where_a_repair_has_a_part() -> None:
-    search, base = search_run("backtrack", prompts=1), run([[0.9, 0.2]])
-    trials = len(search.records[0].trials)
-    told = {"base_text": ["a rude"] * trials, "base_toxicity": [0.8] * trials}
-    changed(search, 0, **told, base_partial=[True] * trials)
-    rows = rows_of(made(search, base), "prompt 0")
-    assert list(rows) == ["unmodified model", "backtrack"]
-    assert rows["unmodified model"][-1] == base.records[0].trials[0].text
-    assert rows_of(made(search), "prompt 0")["unmodified model"][-1] == (
-        "a rude (cut off by the repair)"
-    )
-
-
 def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
     one = with_bases(run([[0.9], [0.1]], "tide"), [0.8, 0.1])
     changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])

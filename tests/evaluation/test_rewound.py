@@ -11,8 +11,7 @@ from reproduction.figures import draw_anytime
 from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
-from tide.core.results import Result
-from tide.data.records import Record, to_record
+from tide.data.records import Record
 from tide.data.texts import Row
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
@@ -90,19 +89,3 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     assert "cut off by the repair" in " ".join(shown.get().split())
     assert [row[1] for row in rows if row and row[0].startswith("toxic by")] == ["-", "-"]
     assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
-
-
-def test_a_draft_that_fails_at_its_end_was_written_whole_and_a_clean_one_has_not_moved() -> None:
-    last = 5
-    detox = Detoxifier(
-        Storyteller(lambda number, moved, _: number == last and not moved),
-        scorer=Reader(),
-        **SETTINGS,
-    )
-    trial = detox(PROMPTS[0]).best
-    assert "Bad5" in trial.base.text
-    assert not trial.base_partial
-    assert len(to_record(0, Result(prompt="a", trials=(trial,))).trials[0].steps or []) == 2
-    clean = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
-    (made,) = to_record(0, clean).trials
-    assert (len(made.steps or []), made.evaluations) == (1, 1)

@@ -45,28 +45,6 @@ def test_a_row_a_method_and_a_table_a_source() -> None:
     assert by_judge.rows[0][2] == summaries[0].toxicity[JUDGE]["max"]
 
 
-def test_every_column_is_explained_where_it_stands() -> None:
-    searched = search_run("tide")
-    for number, some in enumerate(searched.records):
-        changed(searched, number, base_text=column(some, "text"))
-    runs = [run([[0.2, 0.9]] * 6), searched]
-    summaries = [summarize(one) for one in runs]
-    made = [
-        tables.toxicity_table(summaries, JUDGE, "t", "n"),
-        tables.text_table(summaries, "t", "n"),
-        tables.cost_table(summaries, "t", "n"),
-        tables.significance_table(compare(runs), JUDGE, "t", "n"),
-    ]
-    for table in made:
-        assert len(table.columns) > 3
-        for each in table.columns[1:]:
-            assert f"{each.heading}: " in "; ".join(table.legend), each
-    cost = tables.to_markdown(tables.cost_table(summaries, "t", "n"))
-    assert "K-bar: mean iterations; the prompt itself is the first" in cost
-    without = tables.cost_table(summaries[:1], "t", "n")
-    assert "K-bar: " not in tables.to_markdown(without)
-
-
 def test_all_tables_fit_a_terminal() -> None:
     runs = [replace(search_run("resample:temperature=1.0", seed=i), name=f"m{i}") for i in (1, 2)]
     summaries = [summarize(one) for one in runs]
@@ -184,14 +162,6 @@ def test_changed_stands_beside_every_method_or_none() -> None:
     assert "changed" in headings(table)
     only_one = [summarize(own, unmodified_run=own), summarize(other)]
     assert "changed" not in headings(tables.toxicity_table(only_one, JUDGE, "t", "n"))
-
-
-def test_the_toxic_rate_has_a_column_for_each_scorer() -> None:
-    summaries = [summarize(run([[0.2], [0.9]])), summarize(search_run("tide"))]
-    sources = {"scorer@1": "scorer", JUDGE: "judge"}
-    table = tables.rates_table(summaries, sources, "t", "n")
-    assert headings(table) == ["method", "scorer", "judge"]
-    assert table.rows[0][1] == summaries[0].toxicity["scorer@1"]["rate"]
 
 
 def test_table_names_prompts_without_scores() -> None:
