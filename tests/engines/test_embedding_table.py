@@ -9,6 +9,7 @@ from benchmarks.writing import completed, likelihoods
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
@@ -32,6 +33,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     st.lists(IDS, max_size=4),
     st.sampled_from(["length", "stop"]),
 )
+@examples(10, 200)
 def test_ids_outside_of_the_vocabulary_never_become_a_text(
     engine: TransformersEngine, before: list[int], bad: int, after: list[int], reason: FinishReason
 ) -> None:
@@ -91,19 +93,20 @@ def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
         embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer)
 
 
-def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(
+def test_nearest_tokens_of_many_rows_are_looked_for_in_parts(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [299, 0, 7, 255, 7]
-    rows = engine._embed_ids(ids) * 3 + 1e-4
+    """A repetition penalty needs the tokens of a prompt that came as embeddings."""
+    sampling = Sampling(temperature=0.0, max_new_tokens=12, repetition_penalty=3.0)
+    ids = [299, 20, 7, 255, 7]
+    expected = completed(engine, [ids], sampling)
     for most in (1, 700, 1 << 24):
         monkeypatch.setattr(embedding_table, "_COSINES", most)
-        assert engine._decode_nearest(rows) == ids
-    assert engine._decode_nearest(rows[:0]) == []
+        assert completed(engine, [engine.embed_tokens(ids)], sampling) == expected
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_the_mean_row_norm_is_of_what_the_first_block_receives(kind: str, tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, kind))
-    norms = engine._embed_ids(range(VOCAB)).float().norm(dim=-1)
+    norms = engine.embed_tokens(range(VOCAB)).norm(dim=-1)
     assert engine.mean_row_norm == pytest.approx(float(norms.mean()), rel=1e-3)

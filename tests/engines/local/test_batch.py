@@ -1,154 +1,268 @@
-"""When rows enter a batch, and what happens to rows that leave, fail or wait."""
+"""When rows enter and leave a batch, and that each is written as if it were alone."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.writing import completed
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.models import save_causal_lm
+from tests.generated import examples
+from tests.models import CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
-from tide.engines.local.batch import Batch, Lane
+from tide.engines.local import engine as engine_module
 from tide.engines.local.engine import TransformersEngine
 
+ARGUMENTS = dict[str, Any]  # of a forward pass
 
-def sampling(tokens: int) -> Sampling:
+
+def greedy(tokens: int) -> Sampling:
     return Sampling(temperature=0.0, max_new_tokens=tokens, min_new_tokens=tokens)
-
-
-class Watched:
-    """sizes: rows under way at each step. entered: the priorities of entering rows, in order."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[int] = []
-        self.entered: list[list[int]] = []
-        self.before: Callable[[Lane], None] = lambda lane: None
-
-        def step(batch: Batch, lane: Lane, step: Any = Batch.step) -> None:
-            self.sizes.append(len(lane.running))
-            self.before(lane)
-            step(batch, lane)
-
-        def prefill(
-            batch: Batch, lane: Lane, rows: Sequence[Any], prefill: Any = Batch.prefill
-        ) -> None:
-            prefill(batch, lane, rows)
-            self.entered.append(sorted(row.request.priority for row in rows))
-
-        patch.setattr(Batch, "step", step)
-        patch.setattr(Batch, "prefill", prefill)
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), "llama"), max_batch=4)
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), "llama"))
 
 
-def idle(engine: TransformersEngine) -> bool:
-    return engine._batch.idle
+@pytest.fixture(scope="module")
+def small(engine: TransformersEngine) -> TransformersEngine:
+    """An engine that writes at most four texts at once."""
+    return TransformersEngine(engine.name, max_batch=4)
 
 
-def test_the_lowest_priority_number_enters_first(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    requests = [Request([5, 6 + i], sampling(3), priority=15 - i) for i in range(16)]
-    asyncio.run(engine.complete(requests))
-    assert watched.entered == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-    assert watched.sizes == [4] * 12
+@contextmanager
+def before_each_pass(
+    engine: TransformersEngine, change: Callable[[ARGUMENTS], object]
+) -> Iterator[None]:
+    def hook(_: object, positional: tuple[Any, ...], arguments: ARGUMENTS) -> Any:
+        change(arguments)
+        return positional, arguments
+
+    with engine.model.register_forward_pre_hook(hook, with_kwargs=True):
+        yield
 
 
-def test_those_that_end_leave_their_places(engine: TransformersEngine, watched: Watched) -> None:
-    """One long row and many short ones, which take each other's places beside it."""
-    requests = [Request([5, 6], sampling(30)), *(Request([7, 8], sampling(5)) for _ in range(12))]
-    asyncio.run(engine.complete(requests))
-    assert len(watched.sizes) <= 32
-    assert max(watched.sizes) == 4
+def shape_of(arguments: ARGUMENTS) -> tuple[int, int]:
+    """The numbers of rows and of tokens a row."""
+    tensor = arguments["input_ids"] if "input_ids" in arguments else arguments["inputs_embeds"]
+    rows, tokens = tensor.shape[:2]
+    return rows, tokens
 
 
-def test_a_request_that_comes_later_joins_those_under_way(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    async def both() -> tuple[list[int], list[int]]:
-        async def read(request: Request, ready: asyncio.Event | None) -> list[int]:
-            found: list[int] = []
-            async with aclosing(engine.write(request)) as pieces:
-                async for piece in pieces:
-                    found += piece.token_ids
-                    if ready is not None:
-                        ready.set()
-            return found
+@contextmanager
+def steps_of(engine: TransformersEngine) -> Iterator[list[int]]:
+    """The number of rows in each step; prompts have more than one token."""
+    sizes: list[int] = []
 
-        started = asyncio.Event()
-        first = asyncio.ensure_future(read(Request([5, 6], sampling(50), piece_tokens=1), started))
-        await started.wait()
-        return await first, await read(Request([7, 9], sampling(5)), None)
+    def count(arguments: ARGUMENTS) -> None:
+        rows, tokens = shape_of(arguments)
+        if tokens == 1:
+            sizes.append(rows)
 
-    async def together() -> tuple[list[int], list[int]]:
-        started, late = asyncio.Event(), Request([7, 9], sampling(5))
-
-        async def long() -> list[int]:
-            found: list[int] = []
-            async for piece in engine.write(Request([5, 6], sampling(50), piece_tokens=1)):
-                found += piece.token_ids
-                started.set()
-            return found
-
-        async def short() -> list[int]:
-            await started.wait()
-            (written,) = await engine.complete([late])
-            return list(written.token_ids)
-
-        first, second = await asyncio.gather(long(), short())
-        return first, second
-
-    first, second = engine.portal.run(together)
-    assert max(watched.sizes) == 2
-    assert len(watched.sizes) < 55
-    assert asyncio.run(both()) == (first, second)
+    with before_each_pass(engine, count):
+        yield sizes
 
 
-def test_a_request_that_none_follows_is_written(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    asyncio.run(engine.complete([Request([5, 6 + i], sampling(3)) for i in range(4)]))
-    asyncio.run(engine.complete([Request([5, 6], sampling(3))]))
-    assert watched.sizes == [4] * 3 + [1] * 3
+class Clock:
+    """Counts the steps of a batch by the pieces of a row."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    async def run(self, engine: TransformersEngine) -> None:
+        async for _ in engine.write(Request([3, 4], greedy(45), piece_tokens=1)):
+            self.step += 1
+        self.step = 10**6
+
+    async def reach(self, step: int) -> None:
+        while self.step < step:
+            await asyncio.sleep(0)
 
 
-def test_a_request_that_is_left_is_read_no_further(
-    engine: TransformersEngine, watched: Watched
-) -> None:
+async def written(engine: TransformersEngine, request: Request) -> list[Piece]:
+    return [piece async for piece in engine.write(request)]
+
+
+def ids_of(pieces: Sequence[Piece]) -> list[int]:
+    return [token_id for piece in pieces for token_id in piece.token_ids]
+
+
+# Rows that enter and leave
+
+ROWS = st.lists(
+    st.tuples(
+        st.builds(
+            Sampling,
+            temperature=st.sampled_from([0.0, 0.8, 1.5]),
+            top_p=st.sampled_from([1.0, 0.9]),
+            top_k=st.sampled_from([0, 5]),
+            max_new_tokens=st.integers(6, 20),
+            min_new_tokens=st.sampled_from([0, 0, 1, 6]),
+            stop=st.sampled_from([(), (), ("e",), ("the", "\n")]),
+            repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
+        ),
+        st.integers(0, 40),  # seed
+        st.integers(1, 9) | st.just(CONTEXT),  # length of the prompt
+        st.integers(0, 12),  # step at which the row enters
+        st.none() | st.integers(0, 20),  # step at which its reader leaves
+        st.sampled_from([None, 1, 3]),  # size of its pieces
+        st.sampled_from([(), (), (40, 41, 42)]),  # banned tokens
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(rows=ROWS)
+@examples(12, 200)
+def test_row_is_written_as_alone(engine: TransformersEngine, rows: list[Any]) -> None:
+    """Whichever rows enter and leave beside it, and whatever the size of its pieces."""
+    requests = []
+    for sampling, seed, length, _, _, size, banned in rows:
+        most = CONTEXT - sampling.max_new_tokens
+        ids = [3 + (5 * seed + 3 * i) % 290 for i in range(min(length, most))]
+        requests.append(Request(ids, sampling, seed, banned_token_ids=banned, piece_tokens=size))
+
+    async def enter(clock: Clock, number: int) -> list[Piece]:
+        *_, at, leaves_at, _, _ = rows[number]
+        pieces: list[Piece] = []
+
+        async def read() -> None:
+            async with aclosing(engine.write(requests[number])) as stream:
+                async for piece in stream:
+                    pieces.append(piece)
+
+        await clock.reach(at)
+        reading = asyncio.ensure_future(read())
+        while leaves_at is not None and clock.step < leaves_at and not reading.done():
+            await asyncio.sleep(0)
+        if leaves_at is not None:
+            reading.cancel()
+        await asyncio.wait([reading])
+        return pieces
+
+    async def together() -> list[list[Piece]]:
+        clock = Clock()
+        ticking = asyncio.ensure_future(clock.run(engine))
+        results = await asyncio.gather(*(enter(clock, number) for number in range(len(rows))))
+        ticking.cancel()
+        return results
+
+    for request, row, pieces in zip(requests, rows, engine.portal.run(together), strict=True):
+        alone = engine.portal.run(written, engine, request)
+        if row[4] is None:
+            assert pieces == alone
+        else:
+            assert ids_of(pieces) == ids_of(alone)[: len(ids_of(pieces))]
+        check_pieces(alone, request)
+
+
+def check_pieces(pieces: list[Piece], request: Request) -> None:
+    *parts, last = pieces
+    assert all(len(piece.token_ids) == request.piece_tokens for piece in parts)
+    assert {piece.finish_reason for piece in parts} <= {None}
+    assert last.finish_reason in ("length", "stop")
+    ids = ids_of(pieces)
+    assert len(ids) <= request.sampling.max_new_tokens
+    assert len(ids) >= request.sampling.min_new_tokens or request.sampling.stop
+    assert not set(ids) & set(request.banned_token_ids)
+
+
+def test_long_and_short_rows_are_written_as_alone() -> None:
+    """Rows of several lanes, and more steps than a cache has spare columns."""
+    rows = [(6, 9), (300, 9), (2, 90), *((30 + n, 15) for n in range(5))]
+    with TransformersEngine("pocket-chat", max_batch=4) as engine:
+        prompts = [[5 + (7 * i + length) % 200 for i in range(length)] for length, _ in rows]
+        samplings = [greedy(tokens) for _, tokens in rows]
+        together = completed(engine, prompts, samplings)
+        for prompt, sampling, completion in zip(prompts, samplings, together, strict=True):
+            assert [completion] == completed(engine, [prompt], sampling)
+
+
+def test_lowest_priority_number_enters_first(small: TransformersEngine) -> None:
+    ended: list[int] = []
+
+    async def write(priority: int) -> None:
+        await small.complete([Request([5, 6 + priority], greedy(3), priority=priority)])
+        ended.append(priority)
+
+    async def run() -> None:
+        await asyncio.gather(*(write(priority) for priority in reversed(range(16))))
+
+    with steps_of(small) as sizes:
+        small.portal.run(run)
+    assert [sorted(ended[n : n + 4]) for n in (0, 4, 8, 12)] == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15],
+    ]  # fmt: skip
+    assert max(sizes) == 4
+    assert len(sizes) <= 12
+
+
+def test_waiting_rows_take_the_places_of_ended_rows(small: TransformersEngine) -> None:
+    """One long row and many short ones."""
+    requests = [Request([5, 6], greedy(30)), *(Request([7, 8], greedy(5)) for _ in range(12))]
+    with steps_of(small) as sizes:
+        asyncio.run(small.complete(requests))
+    assert len(sizes) <= 32
+    assert max(sizes) == 4
+
+
+def test_ended_rows_are_read_no_further(engine: TransformersEngine) -> None:
+    requests = [Request([5, 6 + n], greedy(40 if n < 3 else 2)) for n in range(20)]
+    with steps_of(engine) as sizes:
+        asyncio.run(engine.complete(requests))
+    assert max(sizes[6:]) <= 4
+
+
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_late_row_joins_running_rows(engine: TransformersEngine, step: int) -> None:
+    async def run() -> int:
+        clock = Clock()
+        others = [
+            clock.run(engine),
+            *(engine.complete([Request([5, n], greedy(50))]) for n in range(9)),
+        ]
+        running = asyncio.gather(*others)
+        await clock.reach(step)
+        await engine.complete([Request([7, 9], greedy(3))])
+        ended_at = clock.step
+        await running
+        return ended_at
+
+    with steps_of(engine) as sizes:
+        assert engine.portal.run(run) - step < 20
+    assert max(sizes) > 10
+
+
+def test_reader_that_leaves_ends_the_row(engine: TransformersEngine) -> None:
     async def leave() -> int:
-        async with aclosing(engine.write(Request([5], sampling(60), piece_tokens=2))) as pieces:
+        async with aclosing(engine.write(Request([5, 6], greedy(60), piece_tokens=2))) as pieces:
             async for piece in pieces:
                 return len(piece.token_ids)
         return 0
 
-    assert engine.portal.run(leave) == 2
-    asyncio.run(engine.complete([Request([6], sampling(1))]))
-    assert len(watched.sizes) < 8
-    assert idle(engine)
+    with steps_of(engine) as sizes:
+        assert engine.portal.run(leave) == 2
+        asyncio.run(engine.complete([Request([6, 7], greedy(1))]))
+    assert len(sizes) < 8
 
 
-def test_a_cancelled_call_leaves_the_others_as_they_are(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    async def run() -> Any:
+def test_cancelled_calls_leave_the_others_as_they_are(engine: TransformersEngine) -> None:
+    async def run() -> list[Any]:
         calls = [
-            asyncio.ensure_future(engine.complete([Request([5, 6 + i], sampling(20), seed=i)]))
+            asyncio.ensure_future(engine.complete([Request([5, 6 + i], greedy(20), seed=i)]))
             for i in range(9)
         ]
         await asyncio.sleep(0.02)
@@ -156,99 +270,226 @@ def test_a_cancelled_call_leaves_the_others_as_they_are(
             call.cancel()
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = asyncio.run(run())
-    for i, one in enumerate(found):
-        if isinstance(one, asyncio.CancelledError):
+    for i, result in enumerate(asyncio.run(run())):
+        if isinstance(result, asyncio.CancelledError):
             assert i % 3 == 0
-            continue
-        assert one == completed(engine, [[5, 6 + i]], sampling(20), [i])
-    assert idle(engine)
+        else:
+            assert result == completed(engine, [[5, 6 + i]], greedy(20), [i])
 
 
-def test_a_row_that_left_while_it_waited_never_enters(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    requests = [Request([5], sampling(20), priority=i) for i in range(4)]
-
+def test_row_that_is_cancelled_while_it_waits_is_never_read(small: TransformersEngine) -> None:
     async def run() -> None:
-        under_way = asyncio.ensure_future(engine.complete(requests))
-        await asyncio.sleep(0)
-        late = asyncio.ensure_future(engine.complete([Request([7], sampling(5), priority=9)]))
-        while not watched.sizes:
-            await asyncio.sleep(0)
-        late.cancel()
-        await under_way
+        clock = Clock()
+        others = [
+            clock.run(small),
+            *(small.complete([Request([5, n], greedy(20))]) for n in range(3)),
+        ]
+        running = asyncio.gather(*others)
+        await clock.reach(1)
+        waiting = asyncio.ensure_future(small.complete([Request([7] * 11, greedy(5), priority=9)]))
+        await clock.reach(4)
+        waiting.cancel()
+        await running
 
-    engine.portal.run(run)
-    assert watched.entered == [[0, 1, 2, 3]]
-    assert idle(engine)
+    shapes: list[tuple[int, int]] = []
+    with before_each_pass(small, lambda arguments: shapes.append(shape_of(arguments))):
+        small.portal.run(run)
+    assert shapes
+    assert max(tokens for _, tokens in shapes) == 2
 
 
-def test_a_prompt_that_cannot_be_read_fails_alone(
+def test_likelihoods_are_read_between_the_steps_of_others(engine: TransformersEngine) -> None:
+    pairs = [([5, 6, 7], [8, 9]), ([5], [6]), ([9] * 20, [3, 4, 5])]
+    alone = asyncio.run(engine.log_likelihoods(pairs))
+
+    async def run() -> list[float]:
+        clock = Clock()
+        writing = asyncio.ensure_future(clock.run(engine))
+        await clock.reach(1)
+        likelihoods = await engine.log_likelihoods(pairs)
+        assert not writing.done()
+        await writing
+        return likelihoods
+
+    assert engine.portal.run(run) == pytest.approx(alone, abs=1e-5)
+
+
+def test_rows_of_a_model_without_open_batches_enter_once_all_have_ended(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = engine._forward.read
+    monkeypatch.setattr(engine_module, "reads_alike", lambda *_: False)
+    prompts, samplings = [[5, 6], [7, 8, 9], [4, 3]], [greedy(4), greedy(9), greedy(3)]
 
-    def broken(rows: Sequence[torch.Tensor], **options: Any) -> Any:
-        if any(len(row) == 7 for row in rows):
-            raise RuntimeError("no sevens")
-        return read(rows, **options)
+    async def run() -> list[Any]:
+        tasks = [
+            asyncio.ensure_future(closed.complete([Request(prompts[n], samplings[n])]))
+            for n in (0, 1)
+        ]
+        await tasks[0]
+        assert not tasks[1].done()
+        late = await closed.complete([Request(prompts[2], samplings[2])])
+        assert tasks[1].done()
+        return [*(task.result() for task in tasks), late]
 
-    monkeypatch.setattr(engine._forward, "read", broken)
+    with TransformersEngine(engine.name) as closed:
+        results = closed.portal.run(run)
+    assert results == [
+        completed(engine, [ids], own) for ids, own in zip(prompts, samplings, strict=True)
+    ]
+
+
+# Rows, models and memory that fail
+
+BROKEN = 299  # a token at which the model fails
+
+
+def breaks_at(engine: TransformersEngine, arguments: ARGUMENTS) -> torch.Tensor:
+    """Which tokens of a forward pass are the broken one."""
+    if "input_ids" in arguments:
+        return torch.as_tensor(arguments["input_ids"] == BROKEN)
+    return (arguments["inputs_embeds"] == engine.embed_tokens([BROKEN])).all(dim=-1)
+
+
+def test_prompt_that_cannot_be_read_fails_alone(engine: TransformersEngine) -> None:
+    def fail(arguments: ARGUMENTS) -> None:
+        if breaks_at(engine, arguments).any():
+            raise RuntimeError("no memory")
+
+    prompts = [[5, 6, 7], [5, BROKEN, 5, 7], [5, 6, 7, 8]]
 
     async def run() -> Any:
-        calls = [engine.complete([Request([5] * n, sampling(3))]) for n in (3, 7, 4)]
-        scores = [engine.log_likelihoods([([5] * (n - 2), [5] * 2)]) for n in (3, 7, 4)]
+        calls = [engine.complete([Request(ids, greedy(3))]) for ids in prompts]
+        scores = [engine.log_likelihoods([(ids[:-1], ids[-1:])]) for ids in prompts]
         return await asyncio.gather(*calls, *scores, return_exceptions=True)
 
-    found = engine.portal.run(run)
-    for some in (found[:3], found[3:]):
-        assert isinstance(some[1], CompletionError)
-        assert "the prompt could not be read: RuntimeError: no sevens" in str(some[1])
-        assert not any(isinstance(one, Exception) for one in (some[0], some[2]))
-    assert idle(engine)
+    expected = engine.portal.run(run)
+    engine.embed_tokens([BROKEN])
+    with before_each_pass(engine, fail):
+        results = engine.portal.run(run)
+    for number, result in enumerate(results):
+        if number % 3 == 1:
+            assert isinstance(result, CompletionError)
+            assert "the prompt could not be read: RuntimeError: no memory" in str(result)
+        elif number < 3:
+            assert result == expected[number]
+        else:
+            assert result == pytest.approx(expected[number], abs=1e-5)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), MemoryError(), SystemExit(2)])
-def test_a_model_that_fails_ends_what_is_under_way_and_nothing_else(
-    engine: TransformersEngine, watched: Watched, error: BaseException
+def test_model_that_fails_ends_running_rows_and_nothing_else(
+    engine: TransformersEngine, error: BaseException
 ) -> None:
-    def fail(batch: Batch) -> None:
-        if len(watched.sizes) == 3:
-            raise error
-
-    watched.before = fail
-    requests = [Request([5, i], sampling(9), priority=i) for i in range(3, 7)]
+    requests = [Request([5, i], greedy(9)) for i in range(3, 7)]
 
     async def run() -> Any:
-        calls = [engine.complete([one]) for one in requests]
+        calls = [engine.complete([request]) for request in requests]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = engine.portal.run(run)
-    assert all(isinstance(one, EngineError) for one in found)
-    assert all("the model failed" in str(one) for one in found)
-    assert idle(engine)
+    with steps_of(engine) as sizes:
+
+        def fail(_: ARGUMENTS) -> None:
+            if len(sizes) == 3:
+                raise error
+
+        with before_each_pass(engine, fail):
+            results = engine.portal.run(run)
+    assert all(isinstance(result, EngineError) for result in results)
+    assert all("the model failed" in str(result) for result in results)
     assert len(asyncio.run(engine.complete(requests))) == 4
 
 
-def test_an_error_of_the_engine_is_told_as_it_is(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("leaves_after", [None, 0, 1, 2])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_row_of_nan_fails_alone(
+    engine: TransformersEngine, resumes: bool, leaves_after: int | None
 ) -> None:
-    def closed(*_: Any) -> Any:
-        raise EngineError("closed; make a new one")
+    """Its keys and values do not reach the row that takes its place, also if nobody reads it."""
 
-    monkeypatch.setattr(engine._batch, "_stopped", closed)
-    with pytest.raises(EngineError, match=r"\Aclosed; make a new one\Z"):
-        asyncio.run(engine.complete([Request([5, 3], sampling(9))]))
+    def spoil(arguments: ARGUMENTS) -> None:
+        where = breaks_at(engine, arguments)
+        if "input_ids" in arguments:
+            ids = arguments.pop("input_ids")
+            arguments["inputs_embeds"] = engine.model.get_input_embeddings()(ids)
+        arguments["inputs_embeds"] = arguments["inputs_embeds"].masked_fill(
+            where[..., None], math.nan
+        )
+
+    handle = engine.prefix_cache() if resumes else None
+    good = [Request([5, n], greedy(30), banned_token_ids=(BROKEN,)) for n in (6, 8)]
+    late = Request([9, 8, 7], greedy(20), banned_token_ids=(BROKEN,))
+    first = Request([5, 6, 7], greedy(4), prefix_cache=handle)
+
+    async def run() -> Any:
+        clock = Clock()
+        await engine.complete([first])
+        ticking = asyncio.ensure_future(clock.run(engine))
+        others = [asyncio.ensure_future(written(engine, request)) for request in good]
+        await clock.reach(3)
+        request = Request([5, 6, 7, BROKEN], greedy(20), prefix_cache=handle)
+        broken = asyncio.ensure_future(written(engine, request))
+        if leaves_after is not None:
+            await clock.reach(clock.step + leaves_after)
+            broken.cancel()
+        (error,) = await asyncio.gather(broken, return_exceptions=True)
+        last = await written(engine, late)
+        ticking.cancel()
+        return error, [*(await asyncio.gather(*others)), last]
+
+    expected = [engine.portal.run(written, engine, request) for request in (*good, late)]
+    engine.embed_tokens([BROKEN])
+    with before_each_pass(engine, spoil):
+        error, results = engine.portal.run(run)
+    assert results == expected
+    if leaves_after is None:
+        assert isinstance(error, CompletionError)
+        assert "NaN or infinite" in str(error)
 
 
-def test_closing_ends_what_is_under_way(tmp_path: Any) -> None:
+@pytest.mark.parametrize("failing", [0, 3])
+@pytest.mark.parametrize("prompts", [[[5, 6]] * 30, [[5] * 50]], ids=["many", "long"])
+def test_memory_that_ends_when_rows_enter_spares_running_rows(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, failing: int, prompts: list[Any]
+) -> None:
+    left = failing
+    allocate = torch.Tensor.new_zeros
+
+    def full(tensor: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        nonlocal left
+        if len(shape) == 4:  # of keys or values
+            left -= 1
+            if left < 0:
+                raise torch.OutOfMemoryError("no memory")
+        return allocate(tensor, *shape, **options)
+
+    first = Request([5, 9], greedy(12), piece_tokens=1)
+
+    async def run() -> Any:
+        pieces: list[Piece] = []
+        late: list[Any] = []
+        async for piece in engine.write(first):
+            if not pieces:
+                monkeypatch.setattr(torch.Tensor, "new_zeros", full)
+                late = [
+                    asyncio.ensure_future(engine.complete([Request(ids, greedy(3))]))
+                    for ids in prompts
+                ]
+            pieces.append(piece)
+        return pieces, await asyncio.gather(*late, return_exceptions=True)
+
+    pieces, results = engine.portal.run(run)
+    assert any(isinstance(result, CompletionError) for result in results)
+    monkeypatch.undo()
+    assert pieces == engine.portal.run(written, engine, first)
+
+
+def test_closing_ends_running_rows(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"), max_batch=2)
     began, errors = threading.Barrier(4), []
 
     def ask(number: int) -> None:
         async def read() -> None:
-            request = Request([5, number], sampling(60), piece_tokens=1)
+            request = Request([5, number], greedy(60), piece_tokens=1)
             async with aclosing(engine.write(request)) as pieces:
                 async for _ in pieces:
                     await asyncio.sleep(0.05)
@@ -267,35 +508,5 @@ def test_closing_ends_what_is_under_way(tmp_path: Any) -> None:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+    assert len(errors) == 3
     assert all("closed" in text for text in errors)
-
-
-def test_likelihoods_are_read_between_the_steps_of_others(
-    engine: TransformersEngine, watched: Watched
-) -> None:
-    pairs = [([5, 6, 7], [8, 9]), ([5], [6]), ([9] * 20, [3, 4, 5])]
-    alone = asyncio.run(engine.log_likelihoods(pairs))
-
-    async def run() -> Any:
-        writing = asyncio.ensure_future(engine.complete([Request([5, 6], sampling(30))]))
-        while not watched.sizes:
-            await asyncio.sleep(0)
-        found = await engine.log_likelihoods(pairs)
-        assert not writing.done()
-        await writing
-        return found
-
-    assert engine.portal.run(run) == pytest.approx(alone, abs=1e-5)
-
-
-def test_pieces_tell_what_the_whole_tells(engine: TransformersEngine) -> None:
-    async def read(size: int | None) -> list[Piece]:
-        request = Request([5, 6, 7], sampling(11), piece_tokens=size)
-        return [piece async for piece in engine.write(request)]
-
-    (whole,) = asyncio.run(read(None))
-    for size in (1, 4):
-        pieces = asyncio.run(read(size))
-        assert tuple(i for piece in pieces for i in piece.token_ids) == whole.token_ids
-        assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-        assert pieces[-1].finish_reason == whole.finish_reason == "length"

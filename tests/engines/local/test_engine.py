@@ -14,7 +14,6 @@ from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
-from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = [
@@ -117,33 +116,19 @@ def test_loaded_model_of_unknown_origin_is_refused() -> None:
         TransformersEngine(AutoModelForCausalLM.from_config(CONFIGS["llama"]()))
 
 
-MIXED = [
-    Sampling(temperature=0.0, max_new_tokens=12),
-    Sampling(temperature=1.0, max_new_tokens=3),
-    Sampling(temperature=0.7, top_p=0.8, max_new_tokens=20),
-    Sampling(temperature=1.5, top_k=5, max_new_tokens=1),
-    Sampling(temperature=0.0, max_new_tokens=5),
-    Sampling(temperature=1.2, top_k=30, top_p=0.9, max_new_tokens=20),
-]
-
-
-def test_a_row_is_written_alone_as_in_mixed_company(folder: Path) -> None:
-    """Also if a neighbour writes beyond the end of a row's context."""
-    engine = TransformersEngine(folder, max_batch=64)
-    ids = [*engine.tokenize(PROMPTS), [7] * (CONTEXT - 1), [9, 11] * (CONTEXT // 2 - 4)]
-    rows = [(i, sampling) for i in range(4) for sampling in MIXED]
-    rows += [(4, MIXED[3]), (5, MIXED[1]), (5, MIXED[4])]
-    embeddings = [engine._embed_ids(ids[i]).float() for i, _ in rows]
-    samplings = [sampling for _, sampling in rows]
-    together = completed(engine, embeddings, samplings, range(len(rows)))
-    by_turns = TransformersEngine(folder, max_batch=4)
-    assert completed(by_turns, embeddings, samplings, range(len(rows))) == together
-    for number, completion in enumerate(together):
-        alone = completed(engine, embeddings[number : number + 1], samplings[number], [number])
-        assert alone == [completion]
-        assert len(completion.token_ids) <= samplings[number].max_new_tokens
-        full = len(completion.token_ids) == samplings[number].max_new_tokens
-        assert full or completion.finish_reason == "stop"
+def test_rows_at_the_end_of_their_context_are_written_as_alone(folder: Path) -> None:
+    """Beside a neighbour that writes beyond the end of their context."""
+    engine = TransformersEngine(folder)
+    rows = [
+        ([7] * (CONTEXT - 1), Sampling(temperature=1.5, top_k=5, max_new_tokens=1)),
+        ([9, 11] * (CONTEXT // 2 - 4), Sampling(temperature=1.0, max_new_tokens=8)),
+        (engine.tokenize(PROMPTS)[1], Sampling(temperature=0.7, top_p=0.8, max_new_tokens=20)),
+        ([5], GREEDY),
+    ]
+    prompts, samplings = [ids for ids, _ in rows], [sampling for _, sampling in rows]
+    together = completed(engine, prompts, samplings)
+    for number, (ids, sampling) in enumerate(rows):
+        assert completed(engine, [ids], sampling, [number]) == [together[number]]
 
 
 def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
@@ -158,27 +143,6 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         expected.append(float(rows[torch.arange(len(completion)), completion].mean()))
     assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
-
-
-def test_batches_are_capped_and_change_nothing(
-    pocket: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = PROMPTS * 5
-    seeds = list(range(20))
-    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=50)
-    small = TransformersEngine("pocket", max_batch=3)
-    sizes = []
-
-    def step(self: Batch, lane: Lane, step: Any = Batch.step) -> None:
-        sizes.append(len(lane.running))
-        step(self, lane)
-
-    monkeypatch.setattr(Batch, "step", step)
-    written = complete(small, prompts, sampling, seeds)
-    assert max(sizes) == 3
-    # Rows that end make room for rows that wait.
-    assert len(sizes) < 1.5 * sum(map(len, written)) / 3
-    assert written == complete(pocket, prompts, sampling, seeds)
 
 
 def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine) -> None:
@@ -236,12 +200,16 @@ def test_folders_without_a_usable_model(tmp_path: Path) -> None:
         TransformersEngine(save_mamba(tmp_path))
 
 
-def test_a_model_that_writes_from_more_than_embeddings_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_writes_from_more_than_embeddings_is_refused(tmp_path: Path) -> None:
+    """Its blocks get the token ids, too."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    embed_ids = engine._embed_ids
-    monkeypatch.setattr(engine, "_embed_ids", lambda ids: 2 * embed_ids(ids))
+
+    def double(_: object, positional: Any, arguments: dict[str, Any]) -> Any:
+        if "inputs_embeds" in arguments:
+            arguments["inputs_embeds"] = 2 * arguments["inputs_embeds"]
+        return positional, arguments
+
+    engine.model.register_forward_pre_hook(double, with_kwargs=True)
     with pytest.raises(EngineError, match="different logits"):
         engine.verify()
 

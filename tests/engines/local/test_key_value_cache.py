@@ -4,26 +4,10 @@ import gc
 import weakref
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.generated import examples
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# A `KeyValueCache` is compared with a list of each row's keys and values.
-
 LAYERS, HEADS, WIDTH = 2, 2, 3
-STEP = st.tuples(
-    st.lists(st.integers(1, 90), max_size=9),
-    st.sets(st.integers(0, 30), max_size=9),
-    st.integers(0, 70),
-)
-
-
-def leave(cache: KeyValueCache, gone: list[int]) -> list[int]:
-    order = cache.without(gone)
-    cache.select(order)
-    return order
 
 
 def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
@@ -34,53 +18,6 @@ def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
         for i in range(2 * LAYERS)
     ]
     return [(parts[2 * i], parts[2 * i + 1]) for i in range(LAYERS)]
-
-
-@given(steps=st.lists(STEP, min_size=1, max_size=6))
-@examples(20, 300)
-def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -> None:
-    """Whichever rows enter, leave or grow; each ends at the last column."""
-    cache, number = KeyValueCache(8), 0
-    rows: list[list[Pair]] = []  # of each row and layer, (heads, tokens, width)
-
-    def check() -> None:
-        assert cache.count == len(rows)
-        assert cache.padded_count >= cache.count
-        for i, row in enumerate(rows):
-            length = row[0][0].shape[1]
-            assert cache.starts[i] == cache.end - length >= cache.low
-            for pair, store in zip(row, cache.stores, strict=True):
-                for own, whole in zip(pair, store, strict=True):
-                    assert torch.equal(whole[i, :, cache.starts[i] : cache.end], own)
-
-    for lengths, leaving, writes in steps:
-        gone = [i for i in sorted(leaving) if i < len(rows)]
-        if gone:
-            rows = [rows[i] for i in leave(cache, gone)]
-            check()
-        if lengths:
-            slots = cache.add(lengths, layer_states(1, 1, 0))
-            for slot, length in zip(slots, lengths, strict=True):
-                number += 1
-                parts = layer_states(1, length, number)
-                cache.fill(parts, [slot])
-                rows.append([(keys[0], values[0]) for keys, values in parts])
-            check()
-        for _ in range(writes if rows else 0):
-            number += 1
-            cache.step()
-            new = layer_states(cache.padded_count, 1, number)
-            for layer, (keys, values) in zip(cache.model_cache.layers, new, strict=True):
-                seen: tuple[torch.Tensor, torch.Tensor] = layer.update(keys, values)
-                assert seen[0].shape[2] == cache.end - cache.low + 1
-            cache.end += 1
-            for i, row in enumerate(rows):
-                rows[i] = [
-                    (torch.cat([a, b[i]], dim=1), torch.cat([c, d[i]], dim=1))
-                    for (a, c), (b, d) in zip(row, new, strict=True)
-                ]
-        check()
-    assert all(part.isfinite().all() for store in cache.stores for part in store)
 
 
 def test_the_store_does_not_grow_with_the_steps() -> None:
@@ -94,7 +31,7 @@ def test_the_store_does_not_grow_with_the_steps() -> None:
                 layer.update(*(part.expand(cache.padded_count, -1, -1, -1) for part in pair))
             cache.end += 1
         if cache.count > 1:
-            leave(cache, [0])
+            cache.select(cache.without([0]))
     assert cache.columns < 200
     assert cache.stores[0][0].shape[0] <= 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,15 +49,6 @@ def engine(
         yield TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
 
-def check_forgotten(engine: TransformersEngine) -> None:
-    """Wait until nothing is kept: the engine's thread may still hold rows that have ended."""
-    end = time.monotonic() + 20
-    while engine._cached:
-        gc.collect()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersEngine) -> None:
     """Also if the text is longer than a sliding window, and beside other rows."""
     ids = list(range(10, 40))
@@ -85,17 +77,29 @@ def llama(tmp_path: Path) -> TransformersEngine:
     return TransformersEngine(save_causal_lm(tmp_path, "llama"), prefix_tokens=50)
 
 
+def read_tokens(engine: TransformersEngine, ids: Sequence[int], handle: object) -> int | None:
+    sampling = Sampling(temperature=0.0, max_new_tokens=4, min_new_tokens=4)
+    request = Request(ids, sampling, prefix_cache=handle)
+    (completion,) = engine.portal.run(engine.complete, [request])
+    return completion.read_tokens
+
+
 def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersEngine) -> None:
+    """Of three texts with 23 tokens, two fit into the cache, and the oldest is read again."""
     handles = [llama.prefix_cache() for _ in range(3)]
-    sampling = Sampling(temperature=0.0, max_new_tokens=4)
-    for start, handle in enumerate(handles):
-        request = Request([start + 3, *range(10, 29)], sampling, prefix_cache=handle)
-        llama.portal.run(llama.complete, [request])
-        llama.portal.run(llama.complete, [Request([5], sampling)])  # the ended row leaves
-    cached = [handle.layers is not None for handle in handles]  # type: ignore[union-attr]
-    assert cached == [False, True, True]
-    del handles, handle, request
-    check_forgotten(llama)
+    prompts = [[start, *range(10, 28)] for start in (3, 4, 5)]
+    for ids, handle in zip(prompts, handles, strict=True):
+        assert read_tokens(llama, ids, handle) == 19
+        read_tokens(llama, [5], None)  # the ended row leaves
+    assert [read_tokens(llama, prompts[n], handles[n]) for n in (2, 1, 0)] == [1, 1, 19]
+    kept = [weakref.ref(handle) for handle in handles]
+    del handles, handle
+    read_tokens(llama, [5], None)
+    end = time.monotonic() + 20  # the engine's thread may still hold rows that have ended
+    while any(handle() is not None for handle in kept):
+        gc.collect()
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_an_object_that_is_no_handle_is_ignored(llama: TransformersEngine) -> None:
@@ -111,7 +115,7 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
         def __call__(self, mask: Tensor | None, positions: Tensor, *cache: Any, **x: Any) -> Any:
             return super().__call__(None, positions, *cache, **x)
 
-    x = llama._embed_ids([*range(10, 40)])
+    x = llama.embed_tokens(range(10, 40))
     assert reads_alike(Forward(llama.model), x)
     assert not reads_alike(Deaf(llama.model), x)
     assert PrefixCache(0).begin() is None

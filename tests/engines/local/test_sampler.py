@@ -129,39 +129,6 @@ def test_the_reach_covers_the_noise() -> None:
     assert float(greatest - least) < _REACH
 
 
-SAMPLINGS = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.9]),
-    top_k=st.sampled_from([0, 0, 1, 3, 40, 4000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9]),
-    max_new_tokens=st.integers(3, 6),
-)
-
-
-@given(
-    st.lists(st.tuples(SAMPLINGS, st.integers(0, 3)), min_size=1, max_size=12),
-    st.sampled_from([50, 9000]),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_row_is_sampled_alone_as_among_others(
-    rows: list[tuple[Sampling, int]], vocabulary: int
-) -> None:
-    """Bit for bit, also the scores; with noise for all tokens, and only for tokens within reach."""
-    samplings, seeds = [row for row, _ in rows], [seed for _, seed in rows]
-    generator = torch.Generator().manual_seed(len(rows))
-    logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
-    kept = logits.clone()
-    together = sampler_of(rows)
-    scores, drawn = together.warp(logits), draw(samplings, seeds, logits, 2)
-    assert torch.equal(logits, kept)
-    for i, (own, seed) in enumerate(rows):
-        alone = sampler_of([(own, seed)])
-        assert torch.equal(alone.warp(logits[i : i + 1])[0], scores[i])
-        assert int(draw(own, [seed], logits[i : i + 1], 2)) == drawn[i]
-        if own.temperature == 0:
-            assert drawn[i] == logits[i].argmax()
-
-
 FULL = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.7, 1.9]),
@@ -180,10 +147,10 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([13, 9000]))
+@settings(max_examples=30, deadline=None)
 def test_rows_enter_and_leave_at_any_step(
-    steps: list[tuple[set[int], list[tuple[Sampling, int, list[int]]]]],
+    steps: list[tuple[set[int], list[tuple[Sampling, int, list[int]]]]], vocabulary: int
 ) -> None:
     """Each row draws the same as alone: its penalties, lengths and noise stay with it."""
     sampler, stops = Sampler(CPU, torch.tensor([4])), torch.tensor([4])
@@ -205,7 +172,7 @@ def test_rows_enter_and_leave_at_any_step(
             rows.append((alone, never))
         if not rows:
             continue
-        logits = 3 * torch.randn(len(rows), 13, generator=generator)
+        logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
         expected = [
             int(one.draw(one.warp(one.prepare(own[None].clone())))[0])
             for (one, _), own in zip(rows, logits, strict=True)
@@ -231,20 +198,6 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
         assert third in (5, 9)
         assert given[0, 5] == given[1, 5] == given[1, 9] == -torch.inf
         assert given[2].max() == 50.0
-
-
-def test_a_row_without_numbers_is_told() -> None:
-    """A row with NaN, with infinity, or with all tokens masked; its neighbours stay finite."""
-    own = [Sampling(temperature=t, max_new_tokens=3) for t in (0.0, 1.0)]
-    for bad in (float("nan"), float("inf"), None):
-        logits = torch.zeros(4, 9)
-        if bad is None:
-            logits[1:3] = -torch.inf
-        else:
-            logits[1, 3] = logits[2, 0] = bad
-        sampler = sampler_of([(own[i % 2], i) for i in range(4)])
-        _, finite = sampler.draw(sampler.warp(logits))
-        assert finite.tolist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize("width", [7, 2 * _MANY])  # a sampler draws in two ways

