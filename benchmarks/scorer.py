@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import random
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -45,12 +48,13 @@ from models.train_pocket_scorer import (
 )
 
 from tide import Scorer, load_scorer
-from tide.evaluation.assessment import beginnings, false_alarms
+from tide.evaluation.assessment import beginnings, score_covered
 from tide.scorers.base import is_nearly_empty
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 CLEAN = 0.1  # Perspective scores below this count as clean
 TRICKED = 1000  # maximum number of toxic texts to disguise
+READ = 500  # maximum number of texts of which beginnings are scored
 SAMPLE = 1000  # maximum number of ordinary texts whose beginnings are scored
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 console = Console()
@@ -94,6 +98,26 @@ def report_recorded(scorer: Scorer, data: Path, wikipedia: Floats) -> tuple[list
     return toxic
 
 
+def alarms_of_beginnings(scorer: Scorer, texts: Sequence[str], threshold: float) -> float:
+    """Return the share of texts below `threshold` with a beginning at or above it.
+
+    Each beginning ends with a word; at most 500 texts are read.
+    """
+    scores = score_covered(scorer, texts).values
+    passed = [text for text, score in zip(texts, scores, strict=True) if score < threshold]
+    if len(passed) > READ:
+        passed = random.Random(0).sample(passed, READ)
+    parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
+    worst = np.full(len(passed), -1.0)
+    np.maximum.at(
+        worst,
+        [i for i, _ in parts],
+        score_covered(scorer, [part for _, part in parts]).values,
+    )
+    worst = worst[~np.isnan(worst)]  # NaN if a beginning has no score
+    return float((worst >= threshold).mean()) if len(worst) else math.nan
+
+
 def report_ordinary(
     scorer: Scorer, ordinary: dict[str, list[str]], scores: dict[str, Floats]
 ) -> None:
@@ -105,7 +129,7 @@ def report_ordinary(
                 f"{len(texts):,}",
                 f"{threshold:g}",
                 f"{(scores[kind] >= threshold).mean():.4f}",
-                f"{false_alarms(scorer, texts[:SAMPLE], threshold).beginnings:.4f}",
+                f"{alarms_of_beginnings(scorer, texts[:SAMPLE], threshold):.4f}",
             )
     console.print(table)
 

@@ -61,34 +61,6 @@ def test_compare_measures_each_scorer(
     assert tide(*command, "--overwrite") == 0
 
 
-def test_compare_counts_false_alarms_on_ordinary_texts(
-    labels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Counts whole texts of --ordinary at --threshold, and beginnings of the others."""
-
-    def last_word(texts: list[str]) -> list[float]:
-        return [0.3 if text.endswith("bad") else 0.0 for text in texts]
-
-    monkeypatch.setitem(REGISTRY._targets, "last", lambda: CallableScorer(last_word))
-    prose = tmp_path / "prose.jsonl"
-    texts = ("not bad", "a bad day", "a good day", "bad luck")
-    prose.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", "last", "--ordinary", prose)
-    assert tide(*command, "--threshold", 0.2, "-o", output) == 0
-    (row,) = json.loads(output.read_text())
-    assert row["false_alarms"] == {
-        "texts": 4, "threshold": 0.2, "whole": 0.25, "beginnings": pytest.approx(2 / 3),
-    }  # fmt: skip
-    assert "0.667" in capsys.readouterr().out
-    assert tide(*command, "--overwrite", "-o", output) == 0
-    (row,) = json.loads(output.read_text())
-    assert (row["false_alarms"]["whole"], row["false_alarms"]["beginnings"]) == (0.0, 0.0)
-
-
 @pytest.mark.usefixtures("exact")
 def test_compare_goes_on_when_a_scorer_fails(
     labels: Path,

@@ -10,9 +10,7 @@ import pytest
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.evaluation.assessment import (
     agreement,
-    beginnings,
     error_correlations,
-    false_alarms,
     score_covered,
 )
 from tide.scorers import CallableScorer
@@ -80,24 +78,3 @@ def test_a_scorer_that_stops_keeps_what_it_had_scored(error: ScorerError) -> Non
     assert found.share == pytest.approx(256 / 600)
     assert found.failure is not None
     assert len(asked) <= 3  # after a failure HEALTH_TEXT may be scored
-
-
-def test_wholes_and_beginnings_are_counted_apart() -> None:
-    def by_last_word(texts: list[str]) -> list[float]:
-        if any("odd" in text for text in texts):
-            raise ScorerError("not this one")
-        return [0.3 * (text.split()[-1] == "bad") for text in texts]
-
-    scorer = CallableScorer(by_last_word)
-    texts = ["a good day", "a bad day", "all bad", "bad bad bad", "fine", "odd"]
-    found = false_alarms(scorer, texts, 0.2)
-    assert (found.texts, found.threshold) == (5, 0.2)
-    assert found.whole == pytest.approx(0.4)
-    assert found.beginnings == pytest.approx(1 / 3)
-    assert false_alarms(scorer, texts, 0.31).whole == 0.0
-    none = false_alarms(scorer, [], 0.5)
-    assert math.isnan(none.whole)
-    assert math.isnan(none.beginnings)
-    assert beginnings(" a bc,  d ") == [" a", " a bc,"]
-    assert beginnings("word") == beginnings("") == []
-    assert len(beginnings("a " * 1000)) == 100

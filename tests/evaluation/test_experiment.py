@@ -126,7 +126,6 @@ def test_a_run_folder(tmp_path: Path) -> None:
             assert trial.step_judge_scores["kind"] == pytest.approx(half)
             assert trial.judge_scores["kind"] == trial.step_judge_scores["kind"][-1]
             assert trial.perplexity["words"].nll == 1.5
-    assert json.loads((tmp_path / "tide/summary.json").read_text())["prompts"] == len(ROWS)
 
 
 def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:

@@ -129,21 +129,6 @@ def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
 def compare(
     files: Files,
     scorers: options.Scorers = None,
-    ordinary: Annotated[
-        Path | None,
-        options.option(
-            "Input", "Ordinary texts (rows with a 'text'), to count a scorer's false alarms on."
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        options.option(
-            "Scorer",
-            "Score from which an ordinary text is a false alarm. [default: the scorer's threshold]",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = None,
     output: Annotated[
         Path | None, options.option("Output", "Write the figures to this .json.", "--output", "-o")
     ] = None,
@@ -156,9 +141,6 @@ def compare(
     (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly empty
     texts are left out.
 
-    false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
-    500 --ordinary texts below --threshold with a beginning at or above it.
-
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails on texts, the
     others still run and the exit code is 1. The second table has the correlation of the scorers'
     errors. The lower it is, the better one scorer judges text that was optimised against the other.
@@ -169,12 +151,10 @@ def compare(
     _refuse_existing(output, overwrite)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
-    prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
 
     # 2. Measure, and print the tables.
-    alarms = {scorer.name: _alarms(scorer, prose, threshold) for scorer in loaded}
     measured, errors = _measure(loaded, texts, targets)
-    rows = [_without_nan({**row, **alarms[row["scorer"]]}) for row in measured]
+    rows = [_without_nan(row) for row in measured]
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
     OUTPUT.print(_agreement_table(title, rows))
     if errors:
@@ -232,29 +212,16 @@ def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))
 
 
-def _alarms(scorer: Scorer, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    """Return the field `false_alarms` of a row. threshold: by default the scorer's threshold."""
-    from tide.evaluation.assessment import false_alarms  # noqa: PLC0415  (slow import)
-
-    if not texts:
-        return {}
-    limit = scorer.threshold if threshold is None else threshold
-    return {"false_alarms": asdict(false_alarms(scorer, texts, limit))}
-
-
 def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=Text(title))
     table.add_column("scorer", overflow="fold", min_width=6)
     fields = {"AUC": "auc", "accuracy": "accuracy", "r": "correlation"}
     fields["cal. error"] = "calibration_error"
-    if any("false_alarms" in row for row in rows):
-        fields |= {"false alarms": "whole", "beginnings": "beginnings"}
     for column in (*fields, "texts/s", "scored"):
         table.add_column(column, justify="right")
     for row in rows:
-        known = row | row.get("false_alarms", {})
         rate = f"{row['texts_per_second']:,.0f}" if "texts_per_second" in row else "-"
-        cells = (_figure(known.get(field)) for field in fields.values())
+        cells = (_figure(row.get(field)) for field in fields.values())
         table.add_row(Text(row["scorer"]), *cells, rate, f"{row['scored']:.3f}")
     return table
 

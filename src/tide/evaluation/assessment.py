@@ -1,9 +1,8 @@
-"""Measures a scorer's coverage, agreement with labels or another scorer, and false alarms."""
+"""Measures a scorer's coverage, and its agreement with labels or another scorer."""
 
 from __future__ import annotations
 
 import math
-import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -119,48 +118,8 @@ def score_covered(
     return Covered(values, time.perf_counter() - started, failure)
 
 
-# Maximum number of beginnings scored per text, since a scorer may be slow.
+# Maximum number of beginnings of a text, since a scorer may be slow.
 _WORDS = 100
-_SAMPLE = 500
-
-
-@dataclass(frozen=True)
-class FalseAlarms:
-    """False alarms among `texts` ordinary texts at `threshold`.
-
-    whole: share of the texts that score at or above the threshold. beginnings: share of the other
-    texts (a sample of at most 500) with a beginning that scores at or above the threshold; each
-    beginning ends with a word. Texts without a score do not count; a share of no texts is NaN.
-    """
-
-    texts: int
-    threshold: float
-    whole: float
-    beginnings: float
-
-
-def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> FalseAlarms:
-    """Measure a scorer's false alarms on ordinary texts."""
-    covered = score_covered(scorer, texts)
-    values = covered.values[covered.known]
-    passed = [
-        text
-        for text, score, known in zip(texts, covered.values, covered.known, strict=True)
-        if known and score < threshold
-    ]
-    if len(passed) > _SAMPLE:
-        passed = random.Random(0).sample(passed, _SAMPLE)
-    parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
-    worst = np.full(len(passed), -1.0)
-    scores = score_covered(scorer, [part for _, part in parts]).values
-    np.maximum.at(worst, [i for i, _ in parts], scores)  # NaN if a beginning has no score
-    worst = worst[~np.isnan(worst)]
-    return FalseAlarms(
-        len(values),
-        threshold,
-        float((values >= threshold).mean()) if len(values) else math.nan,
-        float((worst >= threshold).mean()) if len(worst) else math.nan,
-    )
 
 
 def beginnings(text: str) -> list[str]:

@@ -6,9 +6,8 @@ under new reference models.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tide.core.errors import InputError, TideError
 from tide.core.fingerprints import code_digest
-from tide.data.files import write_text, writing
+from tide.data.files import writing
 from tide.data.records import RecordFile, RecordId
 from tide.data.texts import Row
 from tide.engines import REGISTRY as ENGINES
@@ -39,10 +38,8 @@ from tide.evaluation.methods import (
     check_method,
     load_method,
 )
-from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import (
     FORMAT,
-    SUMMARY,
     Run,
     files_of,
     find_runs,
@@ -60,8 +57,7 @@ if TYPE_CHECKING:
 
     from tide.core.settings import Overrides
 
-AnyScorer = str | Scorer | Callable[[list[Any]], Any] | NamedScorer
-AnyReference = str | Reference
+AnyScorer = str | Scorer | Callable[[list[Any]], Any]
 AnyMethod = str | type
 Failed = dict[RecordId, TideError]
 
@@ -81,7 +77,7 @@ def evaluate(
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
     preset: str = "auto",
-    reference: AnyReference | Sequence[AnyReference] = "auto",
+    reference: str | Sequence[str] = "auto",
     reference_engine: str = "transformers",
     reference_options: Mapping[str, Any] | None = None,
     artefacts: Path | None = None,
@@ -138,7 +134,7 @@ def evaluate(
     options = dict(engine_options or {})
     config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
     with ExitStack() as stack:
-        guide, outside = open_scorer(scorer, stack), _open_judges(judges, stack)
+        guide, outside = _open_scorer(scorer, stack), _open_judges(judges, stack)
         with _loaded(model, engine, options) as (loaded, described):
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
@@ -155,7 +151,7 @@ def evaluate(
                 failed[path] = run_method(method, path, job)
         measuring = _measuring(reference_engine, reference_options, options)
         _measure(paths, references, measuring, progress)
-        return [_part(_summarized(path, failed[path]), prompts.rows) for path in paths]
+        return [_part(replace(read_run(path), failed=failed[path]), prompts.rows) for path in paths]
 
 
 @contextmanager
@@ -230,7 +226,7 @@ def judge(
             stack.enter_context(writing(files_of(path).records))
         loaded = _open_judges(judges, stack)
         failed: dict[Path, Failed] = {}
-        by_reference: dict[AnyReference, list[Path]] = {}
+        by_reference: dict[str, list[Path]] = {}
         for path in paths:
             failed[path] = _judge(_records_of(path), path, loaded, progress)
             for name in _references(reference, str(read_config(path).get("model")), progress):
@@ -238,7 +234,7 @@ def judge(
         measuring = _measuring(reference_engine, reference_options)
         for name, run_paths in by_reference.items():
             _measure(run_paths, [name], measuring, progress)
-        return [_summarized(path, failed[path]) for path in paths]
+        return [replace(read_run(path), failed=failed[path]) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -357,30 +353,23 @@ def _judge(
 
 
 def _measure(
-    paths: Sequence[Path],
-    references: Sequence[AnyReference],
-    options: Mapping[str, Any],
-    progress: Progress,
+    paths: Sequence[Path], references: Sequence[str], options: Mapping[str, Any], progress: Progress
 ) -> None:
-    """Measure the perplexity of every run; a reference given by name is loaded once for all."""
-    for source in references:
-        reference = Reference(source, **options) if isinstance(source, str) else source
-        try:
+    """Measure the perplexity of every run; each reference is loaded once for all."""
+    for name in references:
+        with closing(Reference(name, **options)) as reference:
             for path in paths:
                 config = read_config(path)
-                if reference.name not in config["references"]:
-                    config["references"].append(reference.name)
+                if name not in config["references"]:
+                    config["references"].append(name)
                 weights = config.setdefault("reference_weights", {})
-                if weights.setdefault(reference.name, reference.weights) != reference.weights:
+                if weights.setdefault(name, reference.weights) != reference.weights:
                     raise InputError(
-                        f"{path}: has perplexities by other weights of {reference.name}; save the "
-                        "new weights under another name, or start again with --overwrite"
+                        f"{path}: has perplexities by other weights of {name}; save the new "
+                        "weights under another name, or start again with --overwrite"
                     )
                 write_config(path, config)
                 measure_records(_records_of(path), reference, progress)
-        finally:
-            if reference is not source:
-                reference.close()
 
 
 def _measuring(
@@ -392,44 +381,34 @@ def _measuring(
     return {"engine": engine, **here, **(options or {})}
 
 
-def _references(
-    references: AnyReference | Sequence[AnyReference], model: str, progress: Progress
-) -> list[AnyReference]:
-    usable: list[AnyReference] = []
-    for name in _listed(references):
-        known = reference_named(name, model) if isinstance(name, str) else name
-        if known is None:
+def _references(names: str | Sequence[str], model: str, progress: Progress) -> list[str]:
+    usable: list[str] = []
+    for name in _listed(names):
+        reference = reference_named(name, model)
+        if reference is None:
             progress.say(
                 f"no perplexity: no larger model of the family of {model} is known; pass a model "
                 "with --reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
             )
-        elif known != "none":
-            usable.append(known)
+        elif reference != "none":
+            usable.append(reference)
     return list(dict.fromkeys(usable))
 
 
-def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+def _open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
     """Return a scorer; `stack` closes it if it was loaded here. Raises as `load_scorer` does."""
     named = NamedScorer.of(scorer)
-    if named is not scorer and named.spec is not None:
+    if named.spec is not None:
         stack.callback(named.scorer.close)
     return named
 
 
 def _open_judges(judges: AnyScorer | Sequence[AnyScorer], stack: ExitStack) -> list[NamedScorer]:
-    """Open scorers like `open_scorer`. Raises InputError for two of one name."""
-    opened = [open_scorer(judge, stack) for judge in _listed(judges)]
+    """Open scorers like `_open_scorer`. Raises InputError for two of one name."""
+    opened = [_open_scorer(judge, stack) for judge in _listed(judges)]
     check_names(opened)
     return opened
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _summarized(path: Path, failed: Failed) -> Run:
-    """Read a run; if the run is a folder, write its metrics to `summary.json`."""
-    run = replace(read_run(path), failed=failed)
-    if path != files_of(path).records:
-        write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")
-    return run

@@ -44,10 +44,8 @@ class NamedScorer:
     scorer: Scorer
 
     @classmethod
-    def of(cls, scorer: str | Scorer | Callable[[list[Any]], Any] | NamedScorer) -> NamedScorer:
+    def of(cls, scorer: str | Scorer | Callable[[list[Any]], Any]) -> NamedScorer:
         """Load a scorer by its spec, or wrap a scorer. Raises as `load_scorer` does."""
-        if isinstance(scorer, NamedScorer):
-            return scorer
         return cls(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
 
     @property

@@ -1,10 +1,10 @@
 """A run on disk: the records of one method, and its configuration; its trials as a pandas frame.
 
 A run is a folder: `records.jsonl` with a line per trial, `scores.jsonl` with a line per score that
-a judge or a reference model gave to a trial, `config.json`, and `summary.json` with the metrics. Or
-it is a file `NAME.jsonl` of records, with `NAME.jsonl.scores.jsonl` and `NAME.jsonl.config.json`
-beside it. The configuration holds everything that determines the records. A later command may add
-prompts, trials, judges or reference models.
+a judge or a reference model gave to a trial, and `config.json`. Or it is a file `NAME.jsonl` of
+records, with `NAME.jsonl.scores.jsonl` and `NAME.jsonl.config.json` beside it. The configuration
+holds everything that determines the records. A later command may add prompts, trials, judges or
+reference models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ FORMAT = 4
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SCORES = "scores.jsonl"
-SUMMARY = "summary.json"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
