@@ -17,6 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from tide import Detoxifier, Result
 from tide.core.chat import Chat
 from tide.core.results import ScoredCompletion, Trial
@@ -25,6 +28,9 @@ from tide.data.texts import read_rows
 HERE = Path(__file__).parent
 DATA = HERE.parents[2] / "shared" / "data"
 GOLDEN = HERE / "core.jsonl.gz"
+
+# Of each prompt, its trials.
+Results = list[list[dict[str, Any]]]
 
 _PUBLISHED = {
     "strategy": "tide:variant=published",
@@ -113,36 +119,55 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {
         **plain,
         "text": _digest(trial.text),
-        "trace": [_evaluation(one) for one in trial.trace],
+        "trace": [_evaluation(evaluation) for evaluation in trial.trace],
     }
 
 
-def _evaluation(one: ScoredCompletion) -> list[Any]:
-    numbers = [round(x, 5) for x in (one.toxicity, one.cosine, one.displacement)]
-    reason = f"{one.role[0]}{one.finish_reason[0]}{int(one.empty)}"
-    return [_digest(one.text), *numbers, one.round, one.iteration, one.num_tokens, reason]
+def _evaluation(evaluation: ScoredCompletion) -> list[Any]:
+    measured = (evaluation.toxicity, evaluation.cosine, evaluation.displacement)
+    numbers = [round(number, 5) for number in measured]
+    reason = f"{evaluation.role[0]}{evaluation.finish_reason[0]}{int(evaluation.empty)}"
+    counts = [evaluation.round, evaluation.iteration, evaluation.num_tokens]
+    return [_digest(evaluation.text), *numbers, *counts, reason]
 
 
 def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def read_golden() -> dict[str, list[list[dict[str, Any]]]]:
-    """For each case, by name, what was recorded of each prompt."""
+def machine() -> str:
+    """Name the processor and the libraries; where they are the same, sums round alike."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
+    fields = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    names = ("model name", "cpu family", "model", "stepping")
+    processor = [fields.get(name, "").strip("\t: ") for name in names]
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return " ".join([*processor, instructions, torch.__version__, transformers.__version__])
+
+
+def read_golden() -> tuple[str, dict[str, Results]]:
+    """Return the machine that recorded, and for each case, by name, the results of each prompt."""
     with gzip.open(GOLDEN, "rt") as file:
-        return dict(map(json.loads, file))
+        recorded_on, *cases = map(json.loads, file)
+    return recorded_on, dict(cases)
 
 
 def main(*names: str) -> None:
-    recorded = read_golden() if names else {}
+    torch.set_num_threads(1)  # as in the tests
+    recorded_on, recorded = read_golden() if names else (machine(), {})
+    if recorded_on != machine():
+        sys.exit(f"the other cases were recorded on {recorded_on}; record all on one machine")
     for case in CASES:
         if case.name in names or not names:
             recorded[case.name] = [described(result) for result in case.results(case.count)]
             print(case.name, len(recorded[case.name]))
+    write_golden(recorded)
+
+
+def write_golden(recorded: dict[str, Results]) -> None:
     with gzip.GzipFile(GOLDEN, "wb", mtime=0) as file:
-        for case in CASES:
-            line = json.dumps([case.name, recorded[case.name]], separators=(",", ":"))
-            file.write((line + "\n").encode())
+        for line in (machine(), *([case.name, recorded[case.name]] for case in CASES)):
+            file.write((json.dumps(line, separators=(",", ":")) + "\n").encode())
 
 
 if __name__ == "__main__":
