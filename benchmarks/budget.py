@@ -27,9 +27,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from scorer import beginnings
 
 from tide.core.settings import Settings
-from tide.evaluation.assessment import beginnings
 from tide.evaluation.budget import choose_threshold
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.tables import Column, Table, Value, to_markdown

@@ -19,6 +19,7 @@ import gzip
 import json
 import math
 import random
+import re
 import sys
 import time
 from collections import defaultdict
@@ -48,7 +49,7 @@ from models.train_pocket_scorer import (
 )
 
 from tide import Scorer, load_scorer
-from tide.evaluation.assessment import beginnings, score_covered
+from tide.evaluation.assessment import score_covered
 from tide.scorers.base import is_nearly_empty
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
@@ -96,6 +97,12 @@ def report_recorded(scorer: Scorer, data: Path, wikipedia: Floats) -> tuple[list
         toxic = [text for text, label in zip(texts, labels, strict=True) if label >= 0.5], high
     console.print(table)
     return toxic
+
+
+def beginnings(text: str) -> list[str]:
+    """Return the first 100 beginnings of a text that end with a word, without the whole text."""
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
+    return [text[:end] for end in ends[:-1][:100]]
 
 
 def alarms_of_beginnings(scorer: Scorer, texts: Sequence[str], threshold: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,13 +115,3 @@ def score_covered(
     except (*SCORER_DOWN, ScorerBrokenError) as error:
         failure = failure or str(error)
     return Covered(values, time.perf_counter() - started, failure)
-
-
-# Maximum number of beginnings of a text, since a scorer may be slow.
-_WORDS = 100
-
-
-def beginnings(text: str) -> list[str]:
-    """Return the first 100 beginnings of a text that end with a word, without the whole text."""
-    ends = [match.end() for match in re.finditer(r"\S+", text)]
-    return [text[:end] for end in ends[:-1][:_WORDS]]

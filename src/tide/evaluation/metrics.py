@@ -67,14 +67,12 @@ class Perplexity:
 
     mean_20: mean over the completions that the reference's tokenizer splits into exactly 20 tokens,
     as in the paper; None for runs with another `max_new_tokens`.
-    without: number of measured completions without tokens, which have no perplexity.
     unmeasured: number of prompts with completions that were not measured yet.
     """
 
     mean: Estimate | None
     mean_20: Estimate | None
     median: float | None
-    without: float
     unmeasured: int
 
 
@@ -268,7 +266,6 @@ def _perplexity(
         mean=estimates.get((reference, "perplexity")),
         mean_20=estimates.get((reference, "perplexity of 20")),
         median=float(perplexities.median()) if perplexities.count() else None,
-        without=float(is_measured.sum() - perplexities.count()),
         unmeasured=int(trials.index[~is_measured].nunique()),
     )
 

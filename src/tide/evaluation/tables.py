@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
@@ -129,26 +129,10 @@ class Table:
                     numbers[f"{key} {end}"] = ends
         return DataFrame(numbers)
 
-    def without_empty_columns(self) -> Table:
-        numbers = [
-            number
-            for number, values in enumerate(self._by_column())
-            if any(value is not None for value in values)
-        ]
-        columns = [self.columns[number] for number in numbers]
-        rows = [[row[number] for number in numbers] for row in self.rows]
-        return replace(self, columns=columns, rows=rows)
 
-
-# A column, and the function that reads its value from a summary.
-_Cells = tuple[Column, Callable[[Summary], Value]]
-_METHOD: _Cells = (Column("method"), lambda summary: summary.method)
-_SIZE: _Cells = (Column("prompts"), lambda summary: summary.prompts)
-_TOXICITY = {
-    "max": Column("avg max", interval=True, says="average of each prompt's highest score"),
-    "mean": Column("avg mean", interval=True, says="average of each prompt's mean score"),
-    "rate": Column("toxic rate", interval=True, says="share of prompts with a toxic completion"),
-}
+_MAX = Column("avg max", interval=True, says="average of each prompt's highest score")
+_MEAN = Column("avg mean", interval=True, says="average of each prompt's mean score")
+_RATE = Column("toxic rate", interval=True, says="share of prompts with a toxic completion")
 _CHANGED = Column(
     "changed",
     says="share of the model's own harmless completions (by this scorer; below the threshold if "
@@ -179,62 +163,57 @@ _COST = {
 
 
 def _table(
-    name: str, title: str, summaries: Sequence[Summary], cells: Sequence[_Cells], notes: list[str]
+    name: str,
+    title: str,
+    summaries: Sequence[Summary],
+    columns: Mapping[Column, Sequence[Value]],
+    notes: list[str],
 ) -> Table:
     """Make a table with one row per summary. Columns without any value are left out."""
-    rows = [[value(summary) for _, value in cells] for summary in summaries]
-    columns = [column for column, _ in cells]
-    return Table(name, title, columns, rows, notes).without_empty_columns()
-
-
-def _averages(columns: Mapping[str, Column]) -> list[_Cells]:
-    return [(column, _average(name)) for name, column in columns.items()]
-
-
-def _average(name: str) -> Callable[[Summary], Value]:
-    return lambda summary: summary.averages.get(name)
-
-
-def _toxicity(source: str, name: str) -> Callable[[Summary], Value]:
-    return lambda summary: summary.toxicity.get(source, {}).get(name)
-
-
-def _fluency(reference: str, name: str) -> Callable[[Summary], Value]:
-    return lambda summary: getattr(summary.fluency.get(reference), name, None)
+    filled: dict[Column, list[Value]] = {}
+    filled[Column("method")] = [summary.method for summary in summaries]
+    for column, values in columns.items():
+        if any(value is not None for value in values):
+            filled[column] = list(values)
+    rows = [list(row) for row in zip(*filled.values(), strict=True)]
+    return Table(name, title, list(filled), rows, notes)
 
 
 def rates_table(
     summaries: Sequence[Summary], sources: Mapping[str, str], title: str, name: str
 ) -> Table:
     """Make a table of the toxic rate by each source. sources: headings by source."""
-    cells = [_METHOD]
-    for source, heading in sources.items():
-        column = Column(heading, interval=True, key=source)
-        cells.append((column, _toxicity(source, "rate")))
-    return _table(name, title, summaries, cells, [_OF_SHARES])
+    columns = {
+        Column(heading, interval=True, key=source): _by(summaries, source, "rate")
+        for source, heading in sources.items()
+    }
+    return _table(name, title, summaries, columns, [_OF_SHARES])
+
+
+def _by(summaries: Sequence[Summary], source: str, name: str) -> list[Value]:
+    return [summary.toxicity.get(source, {}).get(name) for summary in summaries]
 
 
 def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """Make a table of the maximum and mean score, and of the toxic rate, by one source."""
-    cells = [_METHOD]
+    columns: dict[Column, Sequence[Value]] = {}
     if len({summary.prompts for summary in summaries}) > 1:
-        cells.append(_SIZE)
-    columns = dict(_TOXICITY)
+        columns[Column("prompts")] = [summary.prompts for summary in summaries]
     if all(summary.completions == summary.prompts for summary in summaries):
         # With one completion per prompt, the largest score is the mean.
-        columns.pop("max")
-        columns["mean"] = replace(
-            columns["mean"], heading="toxicity", says="average score of the completions"
-        )
-    cells += [(column, _toxicity(source, key)) for key, column in columns.items()]
-    if len(summaries) > 1 and all(
-        "changed" in summary.toxicity.get(source, {}) for summary in summaries
-    ):
-        cells.append((_CHANGED, _toxicity(source, "changed")))
+        score = Column("toxicity", interval=True, says="average score of the completions")
+        columns[score] = _by(summaries, source, "mean")
+    else:
+        columns[_MAX] = _by(summaries, source, "max")
+        columns[_MEAN] = _by(summaries, source, "mean")
+    columns[_RATE] = _by(summaries, source, "rate")
+    changed = _by(summaries, source, "changed")
+    if len(summaries) > 1 and None not in changed:
+        columns[_CHANGED] = changed
     notes = [f"{_OF_MEANS}; {_OF_SHARES}", *empty_notes(summaries)]
     if "@" in source:
         notes.append("after @: the version of the scorer")
-    return _table(name, title, summaries, cells, notes + _left_out(summaries, source))
+    return _table(name, title, summaries, columns, notes + _left_out(summaries, source))
 
 
 def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
@@ -272,39 +251,42 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
 def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
     references = list(dict.fromkeys(name for summary in summaries for name in summary.fluency))
-    cells, notes = [_METHOD], []
+    columns: dict[Column, Sequence[Value]] = {}
+    notes = []
     for number, reference in enumerate(references, start=1):
         heading = f"ppl {number}" if len(references) > 1 else "ppl"
         notes.append(f"{heading}: perplexity by {Path(reference).name}")
         key = f"perplexity {reference}"
-        columns = {
-            "mean": Column(heading, 2, key=key, says="mean perplexity"),
-            "mean_20": Column("of 20", 2, key=f"{key} of 20", says="mean of texts of 20 tokens"),
-            "median": Column("median", 2, key=f"{key} median", says="median perplexity"),
-        }
-        cells += [(column, _fluency(reference, name)) for name, column in columns.items()]
-        notes += _without_perplexity(summaries, reference)
-    cells += _averages(_TEXT)
-    return _table(name, title, summaries, cells, notes + empty_notes(summaries))
-
-
-def _without_perplexity(summaries: Sequence[Summary], reference: str) -> list[str]:
-    notes = []
-    for summary in summaries:
-        fluency = summary.fluency.get(reference)
-        if fluency and fluency.unmeasured:
-            problem = f"perplexity by {reference} is not measured yet for"
-            notes.append(f"{summary.method}: {problem} {fluency.unmeasured} prompts")
-        if fluency and fluency.without:
-            problem = "completions have no tokens, and so no perplexity"
-            notes.append(f"{summary.method}: {fluency.without:g} {problem}")
-    return notes
+        fluency = [summary.fluency.get(reference) for summary in summaries]
+        mean = Column(heading, 2, key=key, says="mean perplexity")
+        columns[mean] = [each.mean if each else None for each in fluency]
+        mean_20 = Column("of 20", 2, key=f"{key} of 20", says="mean of texts of 20 tokens")
+        columns[mean_20] = [each.mean_20 if each else None for each in fluency]
+        median = Column("median", 2, key=f"{key} median", says="median perplexity")
+        columns[median] = [each.median if each else None for each in fluency]
+        for summary, each in zip(summaries, fluency, strict=True):
+            if each and each.unmeasured:
+                notes.append(
+                    f"{summary.method}: perplexity by {reference} is not measured yet for "
+                    f"{each.unmeasured} prompts"
+                )
+    columns |= _averages(summaries, _TEXT)
+    return _table(name, title, summaries, columns, notes + empty_notes(summaries))
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of the cost of a prompt, over all trials together, per method."""
     notes = ["averages per prompt, over all trials together; K-bar per trial"]
-    return _table(name, title, summaries, [_METHOD, *_averages(_COST)], notes)
+    return _table(name, title, summaries, _averages(summaries, _COST), notes)
+
+
+def _averages(
+    summaries: Sequence[Summary], columns: Mapping[str, Column]
+) -> dict[Column, Sequence[Value]]:
+    return {
+        column: [summary.averages.get(name) for summary in summaries]
+        for name, column in columns.items()
+    }
 
 
 def significance_table(
@@ -354,21 +336,10 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return a `table` environment, which needs the LaTeX package booktabs."""
+    """Return a `tabular` environment, which needs the LaTeX package booktabs."""
     columns = "".join("l" if side == "left" else "r" for side in table.alignment)
-    caption = "; ".join([table.title, *table.legend]).translate(_LATEX)
-    latex: str = table.as_shown().to_latex(
-        index=False, escape=True, column_format=columns, caption=f"{caption}."
-    )
+    latex: str = table.as_shown().to_latex(index=False, escape=True, column_format=columns)
     return latex
-
-
-_LATEX = str.maketrans(
-    {
-        **{char: rf"\{char}" for char in "&%$#_{}"},
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    }
-)
 
 
 def to_csv(table: Table) -> str:
