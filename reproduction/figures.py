@@ -236,14 +236,14 @@ def about(record: Record, trial: TrialRecord, evaluations: int, accepted: bool) 
     return f"{says}."
 
 
-def frontier_rows(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dict[str, Any]]:
+def rows_by_threshold(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each method and threshold: toxic shares, altered share, and cost.
 
-    A method that scores whole texts alters a text exactly if the guide's score of the model's own
+    A method that scores whole texts alters a text exactly if the guide's score of the model's unmodified
     reaches the threshold, so the model's own runs tell what it alters. The others need runs.
     """
     rows = []
-    own = [run for run in harmless if run.is_base]
+    unmodified = [run for run in harmless if run.is_base]
     for run in provoking:
         summary = summarize(run)
         method = family(run)
@@ -258,12 +258,14 @@ def frontier_rows(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dic
             continue
         altered: list[bool] = []
         if method == "backtrack":
-            for plain in own:
+            for plain in unmodified:
                 same = [other for other in harmless if alike(other, run) and same_set(other, plain)]
                 if same:
                     altered += changes(plain, same[0])
         else:
-            altered = [trial.toxicity >= threshold for plain in own for _, trial in plain.trials]
+            altered = [
+                trial.toxicity >= threshold for plain in unmodified for _, trial in plain.trials
+            ]
         if altered:
             add_estimate(row, "altered", share(altered))
         rows.append(row)
@@ -389,7 +391,7 @@ def frontier(
 ) -> None:
     """Draw toxicity against altered harmless texts by threshold, and write `frontier.csv`."""
     runs = read([provoking])
-    rows = frontier_rows(runs, read(harmless))
+    rows = rows_by_threshold(runs, read(harmless))
     out.mkdir(parents=True, exist_ok=True)
     DataFrame(rows).to_csv(out / "frontier.csv", index=False, float_format="%.4g")
     save(draw_frontier(rows, sources_of(runs)[1:]), out, "frontier")

@@ -21,7 +21,7 @@ def benchmark_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_methods_side_by_side(
+def test_eval_runs_methods(
     benchmark_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
@@ -49,7 +49,7 @@ def test_methods_side_by_side(
 HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
 
 
-def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_options_reach_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option is declared once, so its name has to be that of a parameter."""
     known = set(inspect.signature(evaluation.evaluate).parameters)
     assert set(Evaluation().keywords()) | {"benchmark", "engine_options", "progress"} == known - {

@@ -11,7 +11,7 @@ from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
 from tide.baselines.fit import fit
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import ScorerError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import DEFAULT_SCORER
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_all_are_fitted_once(
+def test_fit_all_fits_once(
     model: Path,
     data: Path,
     tmp_path: Path,
@@ -94,29 +94,8 @@ def test_all_are_fitted_once(
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
 
 
-def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
-    done: list[tuple[str, int, int]] = []
-    figures = fit(
-        "sasa",
-        str(data),
-        str(tmp_path),
-        model=model,
-        progress=lambda *step: done.append(step),
-        max_texts=100,
-    )
-    assert figures["sasa"]["auc"] > 0.8
-    assert done[-1] == ("sasa: reading texts", 40, 40)
-    with pytest.raises(InputError, match="sasa: already holds an artefact; use --overwrite"):
-        fit("sasa", [data], tmp_path, model=model, max_texts=100)
-    assert fit("sasa", [data], tmp_path, model=model, max_texts=100, overwrite=True) == figures
-    with pytest.raises(InputError, match="step_size"):
-        fit("sasa", [data], tmp_path, model=model, step_size=2)
-
-
 @pytest.mark.parametrize("kind", SCORED)
-def test_a_scorer_that_fails_ends_the_fit(
-    model: Path, data: Path, tmp_path: Path, kind: str
-) -> None:
+def test_fit_ends_when_the_scorer_fails(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
     """Its failure is not a score: nothing is learned from it."""
     judge = tmp_path / "judge.py"
     judge.write_text("def broken(texts):\n    return [float('nan')] * len(texts)\n")
@@ -125,7 +104,7 @@ def test_a_scorer_that_fails_ends_the_fit(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_smaller_model_may_learn_instead(
+def test_fit_of_an_auxiliary_model(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = save_causal_lm(tmp_path / "small", "gpt2", bos=True)
@@ -152,7 +131,7 @@ def test_a_smaller_model_may_learn_instead(
         ("sasa", 1, ("--steps", 0), "steps: "),
     ],
 )
-def test_bad_input(
+def test_fit_of_unusable_input(
     model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

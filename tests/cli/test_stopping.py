@@ -50,7 +50,7 @@ def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 
 @pytest.mark.nightly
-def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path) -> None:
+def test_stop_inside_torch_does_not_abort(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IN_TORCH)
     process = subprocess.Popen(
         [*TIDE, "run", "Hi you", "-s", "mine.py:rude"],
@@ -61,7 +61,7 @@ def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path)
     assert stopped(process, signal.SIGINT) == "stopped"
 
 
-def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
+def test_stop_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
     options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow", "--max-batch", "4"]
@@ -115,16 +115,14 @@ def ends_at_once(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_at_once_in_each_phase_and_nothing_is_given_out(
-    tmp_path: Path, text_server: TextServer, phase: str
-) -> None:
+def test_stop_at_once_prints_nothing(tmp_path: Path, text_server: TextServer, phase: str) -> None:
     number, then, more = PHASES[phase]
     (tmp_path / "never.py").write_text(NEVER.format(then=then))
     options = ["--engine", "openai", "--base-url", text_server.url, "-s", "never.py:Never", *more]
     ends_at_once(options, tmp_path, number, (tmp_path / "called").exists)
 
 
-def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
+def test_stop_while_a_server_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
@@ -173,9 +171,7 @@ class HalfBuilt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_at_a_bad_moment_still_ends_it(
-    tmp_path: Path, text_server: TextServer, moment: str
-) -> None:
+def test_stop_at_a_bad_moment(tmp_path: Path, text_server: TextServer, moment: str) -> None:
     (tmp_path / "slow.py").write_text(MOMENTS[moment])
     command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
     command += ["--engine", "openai", "--base-url", text_server.url]
@@ -185,7 +181,7 @@ def test_a_signal_at_a_bad_moment_still_ends_it(
     assert len(lines) <= 3  # and the line that says what is loading
 
 
-def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
+def test_bug_is_one_line(tmp_path: Path) -> None:
     code = (
         "import tide.cli, tide.cli.app as a\n"
         "def broken(): raise ValueError('\\x1b[2J on\\ntwo lines')\n"
@@ -199,7 +195,7 @@ def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:
     assert r"\x1b[2J on two lines" in ended.stderr
 
 
-def test_a_full_disk_behind_stdout_is_said_in_one_line(tmp_path: Path) -> None:
+def test_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [*TIDE, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -210,7 +206,7 @@ def test_a_full_disk_behind_stdout_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
-def test_a_closed_stream_is_refused(closed: str) -> None:
+def test_closed_stream_is_refused(closed: str) -> None:
     """The next file that is opened would get its descriptor, and the output be lost."""
     command = f'"{sys.executable}" -m tide --version {closed}'
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def test_fetched_benchmark_is_read(
     assert benchmark.rows
 
 
-def test_labelled_texts_are_what_a_fit_reads(datasets: Datasets, tmp_path: Path) -> None:
+def test_fetched_labelled_texts_are_read(datasets: Datasets, tmp_path: Path) -> None:
     files = [get(name, tmp_path) for name in ("civil-comments", "paradetox")]
     assert list(read_entries(files)) == [
         LabelledText("One", 0.8333, "civil_comments"),
@@ -76,7 +75,7 @@ def test_labelled_texts_are_what_a_fit_reads(datasets: Datasets, tmp_path: Path)
     ]
 
 
-def test_what_is_there_is_kept(
+def test_get_keeps_an_existing_file(
     datasets: Datasets,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,7 +94,7 @@ def test_what_is_there_is_kept(
     assert len(datasets.asked) == 2
 
 
-def test_a_hub_that_fails_leaves_nothing_behind(
+def test_failing_hub_leaves_no_file(
     datasets: Datasets,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,12 +113,3 @@ def test_a_hub_that_fails_leaves_nothing_behind(
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": [{"question": "One"}]})
     with pytest.raises(InputError, match=r"ibm-research/AttaQ: cannot be loaded .*'input'"):
         get("attaq", tmp_path)
-
-
-def test_what_cannot_be_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    for name, says in (("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"), ("rtp", ".[hub]")):
-        assert tide("data", "get", name, "-o", tmp_path) == 1
-        assert says in capsys.readouterr().err

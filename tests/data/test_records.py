@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.runs import column, from_columns, to_columns
+from tests.evaluation.runs import column
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.data.records import (
@@ -211,14 +211,6 @@ def test_invalid_score_line_is_named(tmp_path: Path, change: dict[str, Any], mes
         read(path)
 
 
-def test_scores_of_missing_trials_are_ignored(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
-    lines = [{"id": i, "number": n, "judge": "a", "score": 0.5} for i, n in ((0, 1), (1, 0))]
-    scores = path.with_name("scores.jsonl")
-    scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read(path) == [record(0)]
-
-
 def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     before = read(path)
@@ -241,24 +233,3 @@ def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file = opened(path)
     file.add(record(1))
     assert read(path) == [record(0), record(1)]
-
-
-def test_not_accepted_leaves_out_empty_texts() -> None:
-    trials = (0, 1, 2, 3, 4)
-    lists = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
-    found = from_columns({**to_columns(record(0, trials)), **lists})
-    assert sum(trial.not_accepted for trial in found.trials) == 3
-    assert not any(trial.not_accepted for trial in record(0, trials).trials)
-
-
-def test_steps_have_no_step_after_the_returned_text() -> None:
-    """The second of three completions is returned, although the third is the least toxic."""
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide", max_iterations=2)
-    found = detox(PROMPTS[1])
-    trial = found.best
-    assert len(trial.trace) > 2
-    one = trial.trace[0]
-    trace = tuple(one.model_copy(update={"toxicity": x, "text": str(x)}) for x in (0.9, 0.8, 0.7))
-    made = trial.model_copy(update={"trace": trace, "chosen": 1, "accepted": False})
-    steps = to_record(0, found.model_copy(update={"trials": (made,)})).trials[0].steps or []
-    assert [(step.evaluations, step.text) for step in steps] == [(1, "0.9"), (2, "0.8"), (3, "0.8")]

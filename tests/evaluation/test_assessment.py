@@ -47,7 +47,7 @@ def test_correlation_of_errors() -> None:
     assert abs(error_correlations(scores, targets)["a"]["another"]) == pytest.approx(1.0)
 
 
-def test_texts_that_a_scorer_cannot_take_have_no_score() -> None:
+def test_rejected_texts_have_no_score() -> None:
     def score(texts: list[str]) -> list[float]:
         if any(text.endswith("7") for text in texts):
             raise ScorerError("no sevens")
@@ -65,7 +65,7 @@ def test_texts_that_a_scorer_cannot_take_have_no_score() -> None:
 @pytest.mark.parametrize(
     "error", [ScorerUnavailableError("gone"), ScorerRefusedError("no key"), ScorerError("broken")]
 )
-def test_a_scorer_that_stops_keeps_what_it_had_scored(error: ScorerError) -> None:
+def test_stopped_scorer_keeps_earlier_scores(error: ScorerError) -> None:
     asked = []
 
     def score(texts: list[str]) -> list[float]:

@@ -29,7 +29,7 @@ class Sides(ReadingScorer):
                                    "half": scores / 2})  # fmt: skip
 
 
-def test_results_and_records_have_the_attributes_of_what_was_scored() -> None:
+def test_records_have_attributes_of_scored_texts() -> None:
     result = Detoxifier(scripted_engine(), scorer=Sides(), num_trials=2)(PROMPTS[0])
     for one in result.trace:
         said = {} if one.empty else {"long": float(len(one.text) > 9), "half": one.toxicity / 2}
@@ -70,7 +70,7 @@ class Forgetful(LongReader):
 
 
 @pytest.mark.parametrize("bad", [never, third])
-def test_a_long_answer_has_the_largest_of_its_parts(bad: Any) -> None:
+def test_answer_has_the_largest_attributes_of_its_parts(bad: Any) -> None:
     trial = story(bad, LongReader())(PROMPT).best
     assert trial.accepted
     whole = len(trial.text) / 1000

@@ -107,7 +107,7 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     return [record.model_dump(exclude=_EXCLUDED) for record in records]
 
 
-def test_a_run_folder(tmp_path: Path) -> None:
+def test_evaluate_writes_a_run_folder(tmp_path: Path) -> None:
     made = run(tmp_path, judges=Judge(), reference="words")
     read = read_run(tmp_path / "tide")
     assert read == made
@@ -128,7 +128,7 @@ def test_a_run_folder(tmp_path: Path) -> None:
             assert trial.perplexity["words"].nll == 1.5
 
 
-def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
+def test_resume_repeats_nothing(tmp_path: Path) -> None:
     whole = ReadingScorer()
     run(tmp_path / "whole", scorer=whole)
     scorer, left = ReadingScorer(), sum(map(len, whole.calls)) // 2
@@ -157,7 +157,7 @@ def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "broken/tide/records.jsonl").read_bytes() == after
 
 
-def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> None:
+def test_extending_a_run_generates_only_what_is_missing(tmp_path: Path) -> None:
     """By a judge, a reference, prompts and trials, in the order of the notebook."""
     first = Judge("first")
     run(tmp_path / "a", rows=ROWS[:2], judges=first, reference="words", num_trials=2)
@@ -185,25 +185,6 @@ def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> 
     assert fewer.records == last.records[:1]
     assert summarize(fewer).missing == 0
     assert read_run(tmp_path / "a/tide") == last
-
-
-def test_trials_of_a_baseline_are_extended(tmp_path: Path) -> None:
-    for name, counts in (("a", (1, 3)), ("b", (3,))):
-        for count in counts:
-            evaluate(
-                PROMPTS[:2],
-                ["self-debias:decay=0"],
-                out=tmp_path / name,
-                reference="none",
-                num_trials=count,
-                max_new_tokens=4,
-                temperature=1.0,
-            )
-    folder = "self-debias-decay=0,max_new_tokens=4,temperature=1"
-    (made,) = find_runs([tmp_path / "a"])
-    assert made.name == folder.replace(",", "-")
-    assert timeless(made) == timeless(tmp_path / "b" / made.name)
-    assert read_run(made).config["sampling"]["temperature"] == 1.0
 
 
 def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
@@ -244,7 +225,7 @@ class Told(Progress):
         self.told.append(message)
 
 
-def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> None:
+def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
     """An unknown reference is reported before the work, with what to pass instead."""
     bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Told()
 
@@ -273,7 +254,9 @@ def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> No
         ({"rows": [Row(0, "something else")]}, "record 0 was made from another prompt"),
     ],
 )
-def test_a_folder_of_another_config(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_resume_refuses_another_configuration(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     run(tmp_path, "base")
     before = (tmp_path / "base/records.jsonl").read_bytes()
     if name := change.pop("model_name", None):
@@ -389,7 +372,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
         ({"methods": "base", "preset": "nonsense"}, None),
     ],
 )
-def test_a_cheap_mistake_costs_no_loading(
+def test_wrong_names_are_found_before_loading(
     options: dict[str, Any], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*_: Any, **__: Any) -> None:

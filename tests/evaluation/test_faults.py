@@ -86,7 +86,7 @@ def check(out: Path, unbroken: Path) -> None:
     assert not {".lock", ".part"}.intersection(path.suffix for path in out.rglob("*"))
 
 
-def test_killed_before_locks_were_taken_away(fresh: Callable[[], Path], unbroken: Path) -> None:
+def test_resume_with_stale_locks(fresh: Callable[[], Path], unbroken: Path) -> None:
     out = fresh()
     whole(out)
     for file in ("records.jsonl", "config.json"):
@@ -96,7 +96,7 @@ def test_killed_before_locks_were_taken_away(fresh: Callable[[], Path], unbroken
 
 @points
 @given(st.floats(0, 1))
-def test_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None:
+def test_resume_after_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None:
     out = fresh()
     began = time.monotonic()
     whole(fresh())
@@ -110,7 +110,7 @@ def test_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None
 
 @points
 @given(st.integers(1, 40), st.sampled_from(["engine", "scorer", "judge"]))
-def test_what_dies_at_a_call(
+def test_resume_after_a_failing_call(
     fresh: Callable[[], Path], unbroken: Path, number: int, who: str
 ) -> None:
     out, calls = fresh(), count(1)

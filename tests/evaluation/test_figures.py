@@ -39,7 +39,7 @@ def drawn(figure: Any) -> list[Any]:
     return list(figure.axes)
 
 
-def test_a_method_that_falls_silent_is_told() -> None:
+def test_figure_notes_methods_with_empty_texts() -> None:
     quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
     changed(quiet, 0, text=[""])
     summaries = [summarize(quiet), summarize(search_run("tide"))]
@@ -51,7 +51,7 @@ def test_a_method_that_falls_silent_is_told() -> None:
     assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
 
 
-def test_no_label_is_cut_off() -> None:
+def test_figure_labels_are_whole() -> None:
     long = "windows:30:max:pocket@1,detoxify:multilingual@2"
     names = ["tide", "tide:of=a_name_that_is_longer_than_a_line_of_a_figure_may_be,which_is_half"]
     names += ["resample:temperature=0.7,max_new_tokens=100,toxicity_threshold=0.15"]
@@ -62,7 +62,7 @@ def test_no_label_is_cut_off() -> None:
     assert whole_labels(figure) > 4 + len(runs)
 
 
-def test_points_have_the_position_and_the_colour_of_their_method() -> None:
+def test_figure_points_have_position_and_colour() -> None:
     """A method without the value is left out, and the others keep their colours."""
     hard = r"$\frac{$"  # must not begin a formula
     runs = [run([[0.1], [0.2]]), search_run("tide"), search_run(hard, seed=1)]

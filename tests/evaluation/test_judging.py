@@ -56,7 +56,9 @@ def one_by_one(folder: Path, prompt: str, completion: str) -> float:
     ("kind", "options"),
     [("gpt2", {}), ("llama", {"bos": True}), ("llama", {"bos": True, "word_marks": True})],
 )
-def test_equals_one_by_one(kind: str, options: dict[str, bool], tmp_path: Path) -> None:
+def test_perplexity_equals_single_computation(
+    kind: str, options: dict[str, bool], tmp_path: Path
+) -> None:
     folder = save_causal_lm(tmp_path, kind, **options)
     reference = Reference(str(folder), max_batch=3)
     measured = reference.measure(PAIRS)
@@ -67,7 +69,7 @@ def test_equals_one_by_one(kind: str, options: dict[str, bool], tmp_path: Path) 
     assert (measured[-1].nll, measured[-1].num_tokens) == (None, 0)
 
 
-def test_a_context_that_is_too_short(tmp_path: Path) -> None:
+def test_reference_refuses_texts_beyond_its_context(tmp_path: Path) -> None:
     reference = Reference(str(save_causal_lm(tmp_path, "gpt2")))
     with pytest.raises(InputError, match=r"reference .*exceed the context of 64 tokens; choose"):
         reference.measure([("kind " * 70, "people")])
@@ -87,7 +89,7 @@ def test_references_by_name(name: str, model: str, expected: str | None) -> None
     assert reference_named(name, model) == expected
 
 
-def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_needs_an_engine_with_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scripted_engine()
     monkeypatch.setattr(judging, "load_engine", lambda *_, **__: engine)
     with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
@@ -95,7 +97,7 @@ def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.Mon
     assert engine.closed
 
 
-def test_the_model_is_closed_before_references_are_loaded(
+def test_model_is_closed_before_references_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The GPUs may be too small for two models at once."""

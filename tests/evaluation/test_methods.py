@@ -53,7 +53,7 @@ def records(
     return found
 
 
-def test_base_is_the_first_completion_of_every_search() -> None:
+def test_base_is_the_first_completion_of_a_search() -> None:
     base, tide = records("base"), records("tide")
     assert any(record.max_toxicity >= 0.5 for record in base.values())
     for number, record in base.items():
@@ -93,7 +93,7 @@ class HalfBaseline:
         pass
 
 
-def test_prompt_that_a_baseline_cannot_complete_fails_alone() -> None:
+def test_baseline_prompt_fails_alone() -> None:
     baseline = HalfBaseline()
     method = BaselineMethod("half", baseline, scripted_engine(), ReadingScorer(), Settings())
     outcomes = {row.id: outcome for row, outcome in method.records([*ROWS, Row("x", " ")], [0, 1])}
@@ -110,7 +110,7 @@ def settings(spec: str, protocol: str, **common: Any) -> Settings:
     return loaded(spec, protocol, **common).settings
 
 
-def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> None:
+def test_settings_of_a_method_win_over_common_ones() -> None:
     assert settings("tide", "tide").num_trials == 3
     assert settings("tide", "tide", num_trials=2).num_trials == 2
     assert settings("tide:seed=4", "tide", seed=3).seed == 4
@@ -142,9 +142,7 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
         ("backtrack:lag=4", {}, "backtrack"),
     ],
 )
-def test_a_name_says_what_differs_from_the_protocol(
-    spec: str, common: dict[str, Any], name: str
-) -> None:
+def test_method_name_says_what_differs(spec: str, common: dict[str, Any], name: str) -> None:
     assert loaded(spec, **common).name == name
 
 
@@ -162,7 +160,7 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("resample:n=2,max_iterations=3", "n is an alias of max_iterations; give only n"),
     ],
 )
-def test_bad_specs(spec: str, message: str) -> None:
+def test_invalid_specs_of_methods(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings(spec, "tide")
 
@@ -211,12 +209,12 @@ def test_no_two_configurations_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("common", [{"tempratur": 1.5}, {"num_samples": -5}])
-def test_what_a_method_ignores_is_checked(common: dict[str, Any]) -> None:
+def test_common_settings_are_checked_for_base(common: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(common))):
         loaded("base", **common)
 
 
-def test_an_unknown_protocol() -> None:
+def test_unknown_protocol() -> None:
     with pytest.raises(InputError, match=r"unknown protocol 'tid'; did you mean 'tide'\?"):
         load_protocol("tid")
 
@@ -225,7 +223,7 @@ def timeless(record: Record) -> dict[str, Any]:
     return record.model_dump(exclude={"trials": {"__all__": {"seconds"}}})
 
 
-def test_stop_strings_are_recorded_and_named() -> None:
+def test_stop_strings_are_in_config_and_name() -> None:
     stop = ("\n", "(a, b", "user:")
     method = loaded("base", stop=stop)
     assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'
@@ -235,7 +233,7 @@ def test_stop_strings_are_recorded_and_named() -> None:
     assert next(one.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
 
 
-def test_the_paper_protocol_is_its_algorithm() -> None:
+def test_paper_protocol_sets_its_variant() -> None:
     tide = settings("tide", "paper")
     assert tide.strategy == "tide:variant=paper"
     assert (tide.perturb, tide.accept_empty) == ("all", True)
@@ -245,7 +243,7 @@ def test_the_paper_protocol_is_its_algorithm() -> None:
     assert made.config["strategy_options"]["variant"] == "paper"
 
 
-def test_the_published_protocol_gives_its_variant_to_strategies_that_walk() -> None:
+def test_published_protocol_sets_its_variant() -> None:
     tide = settings("tide", "published")
     assert tide.strategy == "tide:variant=published"
     assert (tide.perturb, tide.accept_empty) == ("all", True)

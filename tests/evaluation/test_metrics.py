@@ -25,7 +25,7 @@ from tide.evaluation.runs import Run
 from tide.evaluation.tables import Column
 
 
-def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> None:
+def test_toxicity_averages_maximum_and_mean_of_prompts() -> None:
     found = summarize(run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]])).toxicity["scorer@1"]
     assert found["max"].value == pytest.approx((0.9 + 0.4 + 0.5) / 3)
     assert found["mean"].value == pytest.approx((0.5 + 0.3 + 0.5) / 3)
@@ -37,7 +37,7 @@ def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> No
     assert (found["rate"].value, found["each"].value) == pytest.approx((2 / 3, 1 / 2))
 
 
-def test_what_was_not_recorded_is_absent() -> None:
+def test_values_that_were_not_recorded_are_absent() -> None:
     """A single prompt has values, but no intervals."""
     summary = summarize(run([[0.9, 0.2]]))
     found = summary.toxicity["scorer@1"]["max"]
@@ -47,7 +47,7 @@ def test_what_was_not_recorded_is_absent() -> None:
     assert summary.fluency == {}
 
 
-def test_harmless_completions_that_were_changed() -> None:
+def test_changed_counts_harmless_completions() -> None:
     """By each source, among the model's own completions that pass."""
     own = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
     own = Run("base", own.config, [*own.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])])
@@ -69,7 +69,7 @@ def test_harmless_completions_that_were_changed() -> None:
     assert summarize(own, unmodified_run=own).toxicity["scorer@1"]["changed"].value == 0.0
 
 
-def test_an_interval_holds_its_value() -> None:
+def test_interval_holds_its_value() -> None:
     """The mean of many equal scores may differ from each by rounding."""
     for count in (7, 99, 150):
         found = summarize(run([[0.1]] * count)).toxicity["scorer@1"]["mean"]
@@ -78,25 +78,12 @@ def test_an_interval_holds_its_value() -> None:
         assert found.low <= found.value <= found.high
 
 
-def test_the_model_s_own_run_may_have_another_scorer() -> None:
-    """Its scores are found by the name of its own scorer, not by that of the run."""
-    own = run([[0.9], [0.9]])
-    made = run([[0.0], [0.0]], "backtrack")
-    made.config["scorer"], made.config["judges"] = own.config["judges"][0], [own.config["scorer"]]
-    for number in (0, 1):
-        changed(own, number, judge_scores={JUDGE: [0.1]})
-        changed(made, number, judge_scores={"scorer@1": [0.0]}, text=["another"])
-    found = summarize(made, unmodified_run=own).toxicity
-    assert found[JUDGE]["changed"].value == 1.0
-    assert "changed" not in found["scorer@1"]  # none of the model's own completions pass
-
-
-def test_prompts_without_a_record_are_counted() -> None:
+def test_missing_counts_prompts_without_a_record() -> None:
     assert summarize(run([[0.1], [0.2]], num_prompts=5)).missing == 3
     assert summarize(run([[0.1], [0.2]])).missing == 0
 
 
-def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
+def test_interval_resamples_prompts() -> None:
     one = run([[0.1, 0.1]] * 30)
     values = np.random.default_rng(2).uniform(1, 9, (30, 2))
     rows = values.tolist()
@@ -123,7 +110,7 @@ def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
     )
 
 
-def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
+def test_distinct_ngrams_as_in_dexperts() -> None:
     one = run([[0.1, 0.1], [0.1, 0.1]])
     changed(one, 0, text=["one two one", "one two"])
     changed(one, 1, text=["", " "])  # without words there is no value, instead of zero
@@ -134,7 +121,7 @@ def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
     assert averages["empty"].value == 0.5
 
 
-def test_costs_count_all_trials_of_a_prompt_and_iterations_are_of_a_trial() -> None:
+def test_costs_are_of_prompts_and_iterations_of_trials() -> None:
     one = search_run("tide")
     averages = summarize(one).averages
     spent = [sum(column(r, "evaluations")) for r in one.records]
@@ -146,7 +133,7 @@ def test_costs_count_all_trials_of_a_prompt_and_iterations_are_of_a_trial() -> N
     assert summarize(replace(one, records=one.records[::-1])) == summarize(one)
 
 
-def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
+def test_withheld_text_keeps_its_score() -> None:
     one = run([[0.9], [0.1]])
     changed(one, 0, text=[""], refused=[True])
     changed(one, 1, refused=[False])
@@ -172,7 +159,7 @@ def test_shares_have_wilson_intervals() -> None:
     assert (alone.value, alone.low, alone.high) == pytest.approx((1.0, 0.2065, 1.0), abs=5e-5)
 
 
-def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
+def test_perplexity_of_20_tokens() -> None:
     """It leaves nothing out of the other metrics, and is absent for runs of another length."""
     one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
     one = measured(one, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]])
@@ -185,7 +172,7 @@ def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
     assert summarize(one).fluency[REFERENCE].mean_20 is None
 
 
-def test_records_that_cannot_be_used_are_refused_by_id() -> None:
+def test_record_without_all_trials_is_refused() -> None:
     missing = run([[0.1, 0.2], [0.3]])
     with pytest.raises(InputError, match="record 1 has 1 of 2 trials"):
         summarize(missing)
@@ -194,7 +181,7 @@ def test_records_that_cannot_be_used_are_refused_by_id() -> None:
         summarize(planned)
 
 
-def test_what_a_judge_has_not_scored_yet_is_left_out_and_counted() -> None:
+def test_unscored_prompts_are_left_out_and_counted() -> None:
     one = run([[0.1], [0.2], [0.9]])
     changed(one, 1, judge_scores={})
     changed(one, 2, judge_scores={JUDGE: [None]})
@@ -204,7 +191,7 @@ def test_what_a_judge_has_not_scored_yet_is_left_out_and_counted() -> None:
     assert summary.toxicity["scorer@1"]["max"].value == pytest.approx(0.4)
 
 
-def test_a_perplexity_by_every_reference() -> None:
+def test_perplexity_by_every_reference() -> None:
     one = measured(run([[0.1], [0.2]]), [[2.0], [4.0]])
     known = column(one.records[0], "perplexity")
     both = known | {"other": known[REFERENCE]}
@@ -215,7 +202,7 @@ def test_a_perplexity_by_every_reference() -> None:
     assert [f.unmeasured for f in fluency.values()] == [0, 1]
 
 
-def test_what_is_not_finite_is_null_in_json() -> None:
+def test_infinite_values_are_null_in_json() -> None:
     found = summarize(measured(run([[0.1], [0.2]]), [[1e300], [2.0]])).to_dict()
     assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)
     json.dumps(found, allow_nan=False)

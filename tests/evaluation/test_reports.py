@@ -72,7 +72,7 @@ def test_page_holds_tables_figures_and_texts() -> None:
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)
 
 
-def test_the_worst_twenty_prompts_before_and_after() -> None:
+def test_page_shows_the_worst_twenty_prompts() -> None:
     scores = [number / 40 for number in range(30)]
     search = with_bases(search_run("tide", prompts=30), scores)
     text = made(search, mask=lambda text: text.replace("a rude", "a r***"))
@@ -91,20 +91,7 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
 
-def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
-    one = with_bases(run([[0.9], [0.1]], "tide"), [0.8, 0.1])
-    changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])
-    masked = made(one, mask=lambda text: text.replace("idiot", "i****"))
-    rows = rows_of(masked, r"such an i\*{4}")
-    assert rows["unmodified model"][-1] == "an i****, and young"
-    # A text of plain words is shown, even with toxic scores.
-    assert rows_of(made(one, mask=str), "such an idiot")["unmodified model"][-1] == (
-        "an idiot, and young"
-    )
-    assert rows_of(made(one), "prompt 1")["unmodified model"][-1] == "a rude text 1"
-
-
-def test_what_is_no_accepted_text_is_told() -> None:
+def test_page_marks_texts_that_are_not_accepted() -> None:
     """A text that no scorer saw has no score."""
     one, trials = search_run("tide", prompts=4), 2
     for number, (words, more) in enumerate(
@@ -150,7 +137,7 @@ def hostile() -> list[Run]:
     return runs
 
 
-def test_nothing_of_a_record_or_configuration_becomes_markup_or_a_control_character() -> None:
+def test_page_escapes_markup_and_control_characters() -> None:
     one = run([[0.1]])
     changed(one, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
     text = made(*hostile(), one)
@@ -162,7 +149,7 @@ def test_nothing_of_a_record_or_configuration_becomes_markup_or_a_control_charac
     assert text.count(str(escape("<img src=x"))) > 10
 
 
-def test_the_policy_allows_no_network_and_no_script_but_its_own() -> None:
+def test_page_policy_allows_its_own_script_only() -> None:
     text = made(run([[0.1]]))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.replace("&#39;", "'").split(";"))
@@ -198,7 +185,7 @@ def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[
     return shown, faults
 
 
-def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path: Path) -> None:
+def test_page_button_shows_and_masks_words(browser: Any, tmp_path: Path) -> None:
     one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
     changed(one, 0, prompt="<b>such</b> an idiot", base_text=["an idiot"])
     text = made(one, mask=lambda text: text.replace("idiot", "i****"))
@@ -213,7 +200,7 @@ def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path
     assert faults == []
 
 
-def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Path) -> None:
+def test_page_of_hostile_records_runs_and_loads_nothing(browser: Any, tmp_path: Path) -> None:
     shown, faults = opened(browser, made(*hostile()), tmp_path)
     assert shown.evaluate("window.broken") is None
     # Even unescaped markup would not run.

@@ -38,7 +38,7 @@ def run(out: Path, judges: Any = ()) -> list[Run]:
     )
 
 
-def test_records_hold_the_rewinds(tmp_path: Path) -> None:
+def test_records_of_rewound_answers(tmp_path: Path) -> None:
     base, rewound, whole = run(tmp_path)
     detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
     for record in rewound.records:
@@ -60,7 +60,7 @@ def test_records_hold_the_rewinds(tmp_path: Path) -> None:
     assert all(record.trials[0].accepted for record in whole.records)
 
 
-def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
     judge = FakeScorer(lambda text: 0.9 if "Bad" in text else 0.1, name="judge")
     base, rewound, whole = run(tmp_path, judges=judge)

@@ -29,7 +29,7 @@ from tide.evaluation.reports import grouped, report
 from tide.evaluation.runs import carried, find_runs, read_run
 
 
-def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
+def test_carried_trial_repeats_the_least_toxic_before() -> None:
     one = record(
         0,
         [0.4, 0.6, 0.1, 0.1],
@@ -52,7 +52,7 @@ def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
     assert carried(found) == found
 
 
-def test_the_published_protocol_keeps_what_each_trial_found_on_disk(tmp_path: Path) -> None:
+def test_published_runs_keep_each_trial_on_disk(tmp_path: Path) -> None:
     base, tide = evaluation.evaluate(
         PROMPTS,
         "base,tide",
@@ -71,7 +71,7 @@ def test_the_published_protocol_keeps_what_each_trial_found_on_disk(tmp_path: Pa
     assert base.records == read_records(tmp_path / "base/records.jsonl")
 
 
-def test_records_that_an_interrupted_extension_left_are_left_out(tmp_path: Path) -> None:
+def test_read_run_leaves_out_unfinished_records(tmp_path: Path) -> None:
     made = write(run([[0.1, 0.2], [0.3, 0.4]], num_prompts=3), tmp_path / "a", num_trials=2)
     with (made / "records.jsonl").open("ab") as file:
         file.writelines(record(2, [0.5]).lines())
@@ -85,16 +85,7 @@ def test_records_that_an_interrupted_extension_left_are_left_out(tmp_path: Path)
         read_run(made)
 
 
-def test_a_run_that_has_just_begun_is_no_run_of_a_folder(tmp_path: Path) -> None:
-    whole = write(run([[0.1]]), tmp_path / "runs" / "a")
-    empty = write(run([[0.1]]), tmp_path / "runs" / "b")
-    (empty / "records.jsonl").write_bytes(b"")
-    assert find_runs([tmp_path]) == [whole]
-    with pytest.raises(InputError, match="has no finished records"):
-        read_run(empty)
-
-
-def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
+def test_changed_needs_a_base_run_of_equal_sampling() -> None:
     own, made = run([[0.1]] * 3), run([[0.0]] * 3, "backtrack")
     for hot in (0.1, 1.0):
         own.config["settings"] = {"seed": 0, "temperature": hot}
@@ -103,14 +94,14 @@ def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
         assert ("changed" in summary.toxicity["scorer@1"]) == (hot == 0.1)
 
 
-def test_runs_inside_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
+def test_find_runs_inside_the_folder_of_a_run(tmp_path: Path) -> None:
     inner = write(run([[0.1]]), tmp_path / "runs" / "a")
     for name in ("config.json", "records.jsonl"):
         (tmp_path / "runs" / name).write_bytes((inner / name).read_bytes())
     assert set(find_runs([tmp_path / "runs"])) == {inner, tmp_path / "runs"}
 
 
-def test_a_judge_that_shares_a_model_with_the_guide_is_named() -> None:
+def test_report_names_a_judge_related_to_the_guide() -> None:
     guide = {"spec": None, "name": "confirm:pocket@1,sentence@2"}
     judges = [{"spec": None, "name": name} for name in ("sentence@2", "lexicon@1")]
     made = run([[0.1]] * 2, "tide", scorer=guide, judges=judges)
@@ -135,7 +126,7 @@ def test_frame_has_a_row_for_each_trial_of_all_runs() -> None:
     assert trials[f"perplexity {REFERENCE}"].tolist()[4] == pytest.approx(2.0)
 
 
-def test_run_is_its_frame_and_one_line_without_texts() -> None:
+def test_repr_of_a_run_has_no_texts() -> None:
     made = run([[0.9, 0.2], [0.1, 0.6]])
     assert made.to_frame().equals(frame(made))
     assert repr(made).startswith("<Run base of ")

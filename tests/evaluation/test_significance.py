@@ -10,7 +10,7 @@ from tide.core.errors import InputError
 from tide.evaluation.significance import Comparison, compare, holm, resolve_against
 
 
-def test_agrees_with_scipy_on_paired_scores() -> None:
+def test_comparison_agrees_with_scipy() -> None:
     generator = np.random.default_rng(0)
     before, after = generator.random((60, 2)), generator.random((60, 2)) * 0.9
     found = compare([run(before.tolist()), run(after.tolist(), "tide")])
@@ -27,7 +27,7 @@ def test_agrees_with_scipy_on_paired_scores() -> None:
     assert largest.p_holm >= largest.p_value
 
 
-def test_the_test_is_one_sided() -> None:
+def test_comparison_is_one_sided() -> None:
     low, high = run([[0.1 + 0.01 * i] for i in range(10)]), run([[0.9]] * 10, "worse")
     (worse, *_), (better, *_) = compare([low, high]), compare([high, low], "worse")
     assert worse.p_value > 0.99
@@ -53,7 +53,7 @@ def test_chats_pair_by_their_messages() -> None:
     assert compare(runs)[0].pairs == 2
 
 
-def test_all_equal_pairs_and_single_prompts() -> None:
+def test_comparison_of_equal_or_single_pairs() -> None:
     same = compare([run([[0.5], [0.5]]), run([[0.5], [0.5]], "tide")])[0]
     assert (same.pairs, same.unequal, same.p_value, same.difference) == (2, 0, 1.0, 0.0)
     single = compare([run([[0.5]]), run([[0.2]], "tide")])[0]
@@ -71,7 +71,7 @@ def ends(one: Comparison) -> tuple[float, float, float]:
     return one.rate.low, one.rate.value, one.rate.high
 
 
-def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
+def test_difference_of_rates_has_an_interval() -> None:
     """Three of a hundred prompts differ: one way, then both ways."""
     base = run([[0.9, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60)
     found = compare([base, run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60, "tide")])
@@ -106,14 +106,14 @@ def test_the_difference_of_rates_of_few_pairs(
     assert (low, high) == pytest.approx(expected, abs=0.0001)
 
 
-def test_the_opponent_is_base_or_the_first_run_or_the_one_named() -> None:
+def test_opponent_is_base_or_first_or_named() -> None:
     assert compare([run([[0.5]], "a"), run([[0.5]])])[0].against == "base"
     assert compare([run([[0.5]], "a"), run([[0.5]], "b")])[0].against == "a"
     with pytest.raises(InputError, match="no run of method 'nothing'"):
         compare([run([[0.5]])], "nothing")
 
 
-def test_trials_are_left_out_if_the_other_method_has_fewer() -> None:
+def test_comparison_uses_as_many_trials_as_both_have() -> None:
     """Equal methods are equal, although a maximum of three scores is larger than one score."""
     generator = np.random.default_rng(0)
     many, few = generator.random((200, 3)), generator.random((200, 1))
@@ -143,7 +143,7 @@ def test_differences_below_a_millionth_are_ties() -> None:
     assert found.p_value == pytest.approx(wilcoxon([-0.5, -2e-6], alternative="less").pvalue)
 
 
-def test_equal_texts_are_ties_whatever_their_scores() -> None:
+def test_equal_texts_are_ties() -> None:
     base, other = run([[0.9], [0.8], [0.7]]), run([[0.8], [0.7], [0.1]], "tide")
     for number in range(2):
         for same in (base, other):
@@ -152,7 +152,7 @@ def test_equal_texts_are_ties_whatever_their_scores() -> None:
     assert (found.pairs, found.unequal, found.difference) == (3, 1, pytest.approx(-0.2))
 
 
-def test_refused_texts_are_compared_by_their_scores() -> None:
+def test_refused_texts_compare_by_their_scores() -> None:
     base, other = run([[0.9], [0.8]]), run([[0.7], [0.6]], "tide")
     for number in range(2):
         for same in (base, other):
@@ -165,7 +165,7 @@ def test_holm_on_known_values() -> None:
     assert holm([]) == []
 
 
-def test_the_unmodified_model_is_base_with_any_settings() -> None:
+def test_base_with_settings_is_the_unmodified_model() -> None:
     for name in ("base", "base:seed=1", "base:temperature=0.7,seed=1", "base (folder)"):
         assert resolve_against(["tide", name], None) == name
         assert resolve_against(["tide", name], "base") == name

@@ -129,7 +129,7 @@ def test_frontier_counts_what_a_threshold_alters() -> None:
     answers = at_threshold("backtrack:toxicity_threshold=0.1", 0.1, [0.05, 0.05, 0.01])
     for number, record in enumerate(own.records[:2]):
         changed(answers, number, text=[record.trials[0].text])
-    rows = figures.frontier_rows([own, walk, rewound], [own, answers])
+    rows = figures.rows_by_threshold([own, walk, rewound], [own, answers])
     assert [(row["method"], row["threshold"], row.get("altered")) for row in rows] == [
         ("base", None, None),
         ("backtrack", 0.1, pytest.approx(1 / 3)),

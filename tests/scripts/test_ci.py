@@ -66,7 +66,7 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "clone")
 
 
-def test_servers_are_left_out_where_nothing_that_they_read_has_changed(clone: Clone) -> None:
+def test_ci_leaves_out_servers_that_read_no_change(clone: Clone) -> None:
     clone.commit("docs/faq.md", "tests/search/test_tide.py", "src/tide/baselines/rad.py")
     clone.commit("README.md")
     assert clone.made() == SERVERLESS
@@ -79,7 +79,7 @@ def test_servers_are_left_out_where_nothing_that_they_read_has_changed(clone: Cl
     assert clone.made() == SERVERLESS
 
 
-def test_what_is_not_committed_counts_and_in_doubt_everything_runs(clone: Clone) -> None:
+def test_ci_runs_everything_in_doubt(clone: Clone) -> None:
     assert clone.made() == EVERYTHING  # main itself
     clone.write("README.md")
     assert clone.made() == EVERYTHING
@@ -100,7 +100,7 @@ def test_what_is_not_committed_counts_and_in_doubt_everything_runs(clone: Clone)
     assert clone.made() == EVERYTHING
 
 
-def test_what_the_tests_of_servers_import_counts() -> None:
+def test_ci_counts_imports_of_server_tests() -> None:
     """Of the tests; of the package only rooms are named that no server and no engine imports."""
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     folders = re.findall(r"^others\+?='\|?(.*)'$", script, re.MULTILINE)

@@ -25,7 +25,7 @@ def set_up() -> ModuleType:
         ("cuda", "linux", False, False),
     ],
 )
-def test_the_build_for_the_cpu_is_for_linux_without_a_gpu(
+def test_set_up_chooses_the_cpu_build(
     asked: str, platform: str, has_gpu: bool, expected: bool, set_up: ModuleType, tmp_path: Path
 ) -> None:
     assert set_up.wants_cpu(asked, platform, has_gpu) is expected
@@ -35,7 +35,7 @@ def test_the_build_for_the_cpu_is_for_linux_without_a_gpu(
     assert set_up.gpu(tmp_path)
 
 
-def test_the_version_is_that_of_the_constraints(set_up: ModuleType) -> None:
+def test_set_up_reads_the_pinned_version(set_up: ModuleType) -> None:
     version = set_up.pinned((ROOT / "constraints.txt").read_text())
     assert f"torch=={version}\n" in (ROOT / "constraints.txt").read_text()
     with pytest.raises(SystemExit, match="no line torch==VERSION"):
@@ -69,7 +69,7 @@ def run(
 WHOLE = ("--constraint", "constraints.txt", "--editable", ".[test]")
 
 
-def test_torch_comes_first_and_alone_from_the_other_index(
+def test_set_up_installs_torch_first(
     set_up: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = run(set_up, monkeypatch)
@@ -83,14 +83,3 @@ def test_torch_comes_first_and_alone_from_the_other_index(
     line, *others = capsys.readouterr().out.splitlines()
     assert others == ["installing .[test]: some minutes"] * 2
     assert "PyTorch for the CPU (no GPU found; TORCH=cuda installs the CUDA build)" in line
-
-
-def test_without_that_build_everything_comes_as_pip_is_configured(
-    set_up: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(set_up, monkeypatch, has_build=False)[1:] == [WHOLE]
-    assert "pip installs PyTorch as configured" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"TORCH=cpu: torch==.* is neither at"):
-        run(set_up, monkeypatch, has_build=False, asked="cpu")
-    with pytest.raises(SystemExit, match="TORCH: expected auto, cpu or cuda"):
-        run(set_up, monkeypatch, asked="gpu")

@@ -47,7 +47,7 @@ def main() -> None:
         sys.exit("error: standard output or error is closed; redirect it to a file or /dev/null")
     try:
         with stopping.listening():
-            if sys.argv[1:] == ["--version"]:  # avoids importing the commands
+            if sys.argv[1:] == ["--version"]:
                 print(version("tide-detox"))
             else:
                 _run()

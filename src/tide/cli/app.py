@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from tide.cli import doctor, evaluate, fit, methods, run, scorers, serve
@@ -29,23 +27,3 @@ app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
 app.add_typer(fit.data_app, name="data")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from tide import __version__  # noqa: PLC0415
-
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    pass

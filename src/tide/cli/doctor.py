@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +57,7 @@ def doctor(
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
     The model must produce the same output from token ids and from their embeddings. The scorer must
-    rate insults above friendly sentences; a small gap is a warning.
+    rate insults above friendly sentences.
     """
     name = name_of(model, engine_options or {})
     say_loading(name, scorer)
@@ -69,8 +69,8 @@ def doctor(
     table.add_column(overflow="fold")
     table.add_row("python", platform.python_version())
     for package in _PACKAGES:
-        if installed := _version(package):
-            table.add_row(package, installed)
+        with suppress(PackageNotFoundError):
+            table.add_row(package, version(package))
     table.add_section()
     if find_spec("torch"):
         _add_devices(table)
@@ -124,13 +124,6 @@ def _check_policies(
     OUTPUT.print(Text(f"ok: {path}: {names}"), soft_wrap=True)
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     """Add a row with the result of a check; return True if the check failed."""
     try:
@@ -182,12 +175,8 @@ def _try_scorer(name: str) -> str:
         scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
     kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
     says = f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average"
-    if kind > rude:
-        raise TideError(f"{says}; the scorer is inverted or has the wrong label")
-    if kind == rude:
-        raise TideError(f"{says}; it does not separate the two, so check its label and language")
-    if kind > rude / 2:
-        return f"warning: {says}; it hardly separates the two, so check its label and language"
+    if kind >= rude:
+        raise TideError(f"{says}; check its label and language")
     if rude < scorer.threshold:
         return f"warning: {says}; insults score below its threshold ({scorer.threshold:g})"
     return f"it tells insults from friendly sentences: {says}"

@@ -56,9 +56,10 @@ def option(panel: str, description: str, *flags: str, **keywords: Any) -> Any:
     return typer.Option(*flags, help=description, rich_help_panel=panel, **keywords)
 
 
-# Panels shown first and last; all other panels come between them.
-_FIRST = ("Arguments", "Input", "Model", "Scorer")
-_LAST = ("Sampling", "Search", "Long answers", "Output", "Limits", "Options")
+_PANELS_IN_ORDER = (
+    *("Arguments", "Input", "Model", "Scorer", "Server", "Policies", "Perplexity", "Threshold"),
+    *("Training", "Tables", "Sampling", "Search", "Long answers", "Output", "Limits", "Options"),
+)
 
 
 class Command(TyperCommand):
@@ -72,9 +73,7 @@ class Command(TyperCommand):
                 panel = "Arguments" if is_argument else None
                 panel = panel or getattr(parameter, "rich_help_panel", None) or "Options"
                 groups.setdefault(panel, []).append(record)
-        order = {name: place for place, name in enumerate(_FIRST, start=-len(_FIRST))}
-        order |= {name: place for place, name in enumerate(_LAST, start=1)}
-        for panel in sorted(groups, key=lambda name: order.get(name, 0)):
+        for panel in sorted(groups, key=_PANELS_IN_ORDER.index):
             with formatter.section(panel):
                 formatter.write_dl(groups[panel])
 
