@@ -239,7 +239,7 @@ def about(record: Record, trial: TrialRecord, evaluations: int, accepted: bool) 
 def rows_by_threshold(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each method and threshold: toxic shares, altered share, and cost.
 
-    A method that scores whole texts alters a text exactly if the guide's score of the model's unmodified
+    A method that scores whole texts alters a text exactly if the guide's score of the model's own
     reaches the threshold, so the model's own runs tell what it alters. The others need runs.
     """
     rows = []
