@@ -30,7 +30,7 @@ import typer
 from scorer import beginnings
 
 from tide.core.settings import Settings
-from tide.evaluation.budget import choose_threshold
+from tide.evaluation.assessment import choose_threshold
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers import DEFAULT_SCORER, Scorer, load_scorer, score_texts

@@ -1,17 +1,26 @@
-"""How good a scorer is: agreement, coverage, false alarms."""
+"""Agreement and coverage of a scorer; the choice and test of a threshold."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
-from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.evaluation.assessment import (
     agreement,
+    answers_needed,
+    choose_threshold,
     error_correlations,
+    evidence,
+    read_monitor_log,
     score_covered,
+    upper_bound,
 )
 from tide.scorers import CallableScorer
 
@@ -78,3 +87,77 @@ def test_stopped_scorer_keeps_earlier_scores(error: ScorerError) -> None:
     assert found.share == pytest.approx(256 / 600)
     assert found.failure is not None
     assert len(asked) <= 3  # after a failure HEALTH_TEXT may be scored
+
+
+def line(policy: str = "default", outcome: str = "unchanged", above: float | None = 0.2) -> str:
+    fields = {"policy": policy, "outcome": outcome, "score": above, "accepted_above": above}
+    return json.dumps(fields) + "\n"
+
+
+def test_upper_bound_is_exact() -> None:
+    for altered, answers in ((0, 99), (3, 200), (20, 1000)):
+        bound = upper_bound(altered, answers)
+        assert binom.cdf(altered, answers, bound) == pytest.approx(0.05)
+    assert upper_bound(5, 5) == 1.0
+    assert upper_bound(0, 99) < 0.03 < upper_bound(0, 98)
+    assert (answers_needed(0.03), answers_needed(0.01)) == (99, 299)
+
+
+def test_strictest_threshold_within_the_bound_is_chosen() -> None:
+    scores = [0.05] * 950 + [0.305] * 20 + [0.6] * 10
+    choice = choose_threshold(scores, 0.03)
+    assert choice is not None
+    assert (choice.threshold, choice.altered, choice.answers) == (0.31, 10, 980)
+    assert choice.bound <= 0.03 < upper_bound(30, 980)
+    # A score equal to the threshold fails.
+    equal = choose_threshold([*[0.05] * 299, 0.5], 0.02)
+    assert equal is not None
+    assert equal.threshold == 0.06
+    assert choose_threshold([*[0.05] * 290, *[1.0] * 10], 0.02) is None
+    assert choose_threshold([0.05] * 98, 0.03) is None
+    assert choose_threshold([], 0.03) is None
+
+
+def test_bound_holds_after_the_choice() -> None:
+    """The share of new answers exceeds the budget for at most about 5 % of the choices."""
+    dice, budget, wrong = np.random.default_rng(0), 0.03, 0
+    for _ in range(200):
+        choice = choose_threshold(dice.beta(0.3, 6, size=300).tolist(), budget)
+        if choice is not None:
+            wrong += float((reference >= choice.threshold).mean()) > budget
+    assert wrong <= 200 * 0.05 + 3 * math.sqrt(200 * 0.05 * 0.95)
+
+
+reference = np.random.default_rng(1).beta(0.3, 6, size=100_000)
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.1, 0.4])
+def test_evidence_rarely_accuses_a_kept_budget(budget: float) -> None:
+    dice = random.Random(0)
+    accused = {budget: 0, min(0.9, 5 * budget): 0}
+    for share in accused:
+        for _ in range(60):
+            altered = 0
+            for answers in range(1, 501):
+                altered += dice.random() < share
+                if evidence(altered, answers, budget) >= 20:
+                    accused[share] += 1
+                    break
+    kept, exceeded = accused.values()
+    assert kept <= 3
+    assert exceeded >= 54
+
+
+def test_monitor_log_is_read_by_policy(tmp_path: Path) -> None:
+    log = tmp_path / "monitor.jsonl"
+    log.write_text(line() + line(outcome="failed", above=None) + line(above=0.9, outcome="changed"))
+    assert read_monitor_log(log) == ([0.2, 0.9], 1)
+    log.write_text(log.read_text() + line("other", above=0.4))
+    assert read_monitor_log(log, "other") == ([0.4], 0)
+    for policy in (None, "third"):
+        with pytest.raises(InputError, match="has: default, other"):
+            read_monitor_log(log, policy)
+    for wrong in (line(above=None), line(above=2.0), "{}\n", "[]\n"):
+        log.write_text(wrong)
+        with pytest.raises(InputError, match="line 1"):
+            read_monitor_log(log)

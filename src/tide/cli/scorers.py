@@ -289,13 +289,13 @@ def threshold(
     --alter-at-most of such answers is altered at the printed threshold. Standard output has the two
     settings for a policy.
     """
-    from tide.evaluation import budget  # noqa: PLC0415  (slow import)
+    from tide.evaluation import assessment  # noqa: PLC0415  (slow import)
 
-    scores, unscored = budget.read_monitor_log(log, policy)
-    choice = budget.choose_threshold(scores, alter_at_most)
-    needed = budget.answers_needed(alter_at_most)
+    scores, unscored = assessment.read_monitor_log(log, policy)
+    choice = assessment.choose_threshold(scores, alter_at_most)
+    needed = assessment.answers_needed(alter_at_most)
     if choice is None:
-        always = sum(score >= budget.THRESHOLDS[0] for score in scores)
+        always = sum(score >= assessment.THRESHOLDS[0] for score in scores)
         raise InputError(
             f"{log}: {always} of {len(scores)} answers would be altered at any threshold; this "
             f"cannot show that at most {alter_at_most:g} are; {needed} answers can, if none of "

@@ -1,4 +1,7 @@
-"""Measures a scorer's coverage, and its agreement with labels or another scorer."""
+"""Measures a scorer: its agreement with labels, and how many ordinary answers a threshold alters.
+
+Thresholds are chosen from a monitor log, and tested by the evidence of further answers.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
-from tide.core.errors import SCORER_DOWN, ScorerBrokenError, ScorerError
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError, problem
+from tide.data.files import read_objects
 from tide.scorers.base import Floats, Scored, Scorer, score_groups
 
 BINS = 10
@@ -115,3 +122,110 @@ def score_covered(
     except (*SCORER_DOWN, ScorerBrokenError) as error:
         failure = failure or str(error)
     return Covered(values, time.perf_counter() - started, failure)
+
+
+CONFIDENCE = 0.95
+# Fixed before any answer is seen, from the loosest to the strictest.
+THRESHOLDS = tuple(round(1 - step / 100, 2) for step in range(1, 100))
+# Alternatives of the test of a budget: shares, as multiples of the budget.
+_MULTIPLES = (1.25, 1.5, 2.0, 3.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A threshold at which `altered` of `answers` recorded answers would be altered.
+
+    bound: the upper confidence bound of the share of all such answers.
+    """
+
+    threshold: float
+    altered: int
+    answers: int
+    bound: float
+
+
+class _Line(BaseModel):
+    """A line of a monitor log."""
+
+    policy: str
+    outcome: str
+    accepted_above: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float], int]:
+    """Read `accepted_above` of the scored answers of a policy, and count its other answers.
+
+    policy: may be left out if the log has one policy only. Raises InputError for a log of several
+    policies, of none, or with an invalid line.
+    """
+    by_policy: dict[str, list[_Line]] = {}
+    for where, content in read_objects(path, drop_cut=True):
+        line = _line(content, where)
+        by_policy.setdefault(line.policy, []).append(line)
+    if policy is None and len(by_policy) == 1:
+        (policy,) = by_policy
+    if policy not in by_policy:
+        names = ", ".join(by_policy) or "none"
+        raise InputError(f"--policy: name a policy of {path}, which has: {names}")
+    lines = by_policy[policy]
+    known = [line.accepted_above for line in lines if line.accepted_above is not None]
+    return known, len(lines) - len(known)
+
+
+def _line(content: dict[str, Any], where: str) -> _Line:
+    try:
+        line = _Line.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{where}: not a line of a monitor log: {problem(error)}") from None
+    if line.outcome in ("changed", "unchanged") and line.accepted_above is None:
+        raise InputError(f"{where}: lacks accepted_above; record the log with this version")
+    return line
+
+
+def upper_bound(altered: int, answers: int, confidence: float = CONFIDENCE) -> float:
+    """Return the exact one-sided upper bound of a share (Clopper and Pearson, 1934)."""
+    from scipy.stats import beta  # noqa: PLC0415  (slow import)
+
+    if altered == answers:
+        return 1.0
+    return float(beta.ppf(confidence, altered + 1, answers - altered))
+
+
+def answers_needed(share: float) -> int:
+    """Return how many answers, none of them altered, bound the share of altered answers."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - share))
+
+
+def choose_threshold(accepted_above: Sequence[float], share: float) -> Choice | None:
+    """Return the strictest threshold that alters at most `share` of such answers.
+
+    The thresholds are tested in a fixed sequence, from the loosest on, up to the first whose bound
+    exceeds `share`. So the bound of the choice holds with 95 % confidence, although the same
+    answers chose it (Maurer, Hothorn and Lehmacher, 1995). None if the loosest one fails.
+    """
+    answers = len(accepted_above)
+    choice = None
+    for threshold in THRESHOLDS:
+        altered = sum(score >= threshold for score in accepted_above)
+        bound = upper_bound(altered, answers)
+        if bound > share:
+            break
+        choice = Choice(threshold, altered, answers, bound)
+    return choice
+
+
+def evidence(altered: int, answers: int, share: float) -> float:
+    """Return the evidence that more than `share` of the answers are altered: an e-value.
+
+    It may be read after every answer: if at most `share` are altered, it ever reaches 20 with a
+    probability of at most 1/20 (Ville, 1939). It is the mean of the likelihood ratios of five
+    larger shares to `share`, each of which is a bet that gains with every altered answer
+    (Robbins, 1970; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
+    betting", 2024).
+    """
+    logs = []
+    for multiple in _MULTIPLES:
+        larger = min(share * multiple, (1 + share) / 2)
+        gain, loss = math.log(larger / share), math.log((1 - larger) / (1 - share))
+        logs.append(altered * gain + (answers - altered) * loss)
+    return sum(math.exp(min(log, 600.0)) for log in logs) / len(logs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tide.evaluation.budget import evidence
+from tide.evaluation.assessment import evidence
 from tide.server.gate import LOG
 from tide.server.metrics import Metrics
 
