@@ -38,8 +38,8 @@ def characters(text: str) -> list[str]:
 
 def is_cut(before: str, whole: str) -> bool:
     """Whether `before` ends inside a character of `whole`."""
-    found = characters(before)
-    return characters(whole)[: len(found)] != found
+    begun = characters(before)
+    return characters(whole)[: len(begun)] != begun
 
 
 def check(engine: ByteEngine, prompt: str, result: Result) -> int:
@@ -48,7 +48,7 @@ def check(engine: ByteEngine, prompt: str, result: Result) -> int:
     Returns how often a repair was redrawn without an entry in the trace.
     """
     (ids,) = engine.tokenize([prompt])
-    texts = [one.text for one in result.trace]
+    texts = [evaluation.text for evaluation in result.trace]
     for text in texts[1:]:
         assert HALF not in text
     first, *repairs = engine.requests
@@ -108,9 +108,9 @@ def test_a_stream_keeps_what_it_gave_out_of_a_broken_text() -> None:
         scorer = Blaming(seed, r"\X")
         scored: set[str] = set()
 
-        def recording(texts: list[str], one: Blaming = scorer, to: set[str] = scored) -> Any:
+        def recording(texts: list[str], scorer: Blaming = scorer, to: set[str] = scored) -> Any:
             to.update(texts)
-            return one(texts)
+            return scorer(texts)
 
         recording.pace = "word"  # type: ignore[attr-defined]
         shown = ""

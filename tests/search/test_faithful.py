@@ -82,7 +82,7 @@ class Theirs:
 
         def generate(asked: Any, **_: Any) -> list[Any]:
             several = asked if isinstance(asked, list) else [asked]
-            seen.extend(toxicity(one["prompt_embeds"].float()) for one in several)
+            seen.extend(toxicity(request["prompt_embeds"].float()) for request in several)
             texts = [str(len(seen) - len(several) + i) for i in range(len(several))]
             return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in texts]
 
@@ -95,16 +95,16 @@ class Theirs:
                 torch, "randn", lambda *a, **k: noise if a == noise.shape else draw(*a, **k)
             )
             model, scorer = SimpleNamespace(generate=generate), SimpleNamespace(predict=predict)
-            found: Tensor = self.code.backward(model, x, None, scorer, mu=MU, N=len(noise))
-        return found
+            estimate: Tensor = self.code.backward(model, x, None, scorer, mu=MU, N=len(noise))
+        return estimate
 
     def by_row(self, g: Tensor) -> Tensor:
-        found: Tensor = self.code.normalize_grad(g)
-        return found
+        rows: Tensor = self.code.normalize_grad(g)
+        return rows
 
     def turned(self, x: Tensor, x0: Tensor, kappa: float) -> Tensor:
-        found: Tensor = self.code.project_cosine(x, x0, kappa)
-        return found
+        point: Tensor = self.code.project_cosine(x, x0, kappa)
+        return point
 
 
 @pytest.fixture(params=["written", "theirs"])
@@ -119,7 +119,9 @@ def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     stubs: dict[str, dict[str, Any]] = {
         "vllm": {"LLM": object, "SamplingParams": object},
         "utils": {},
-        "utils.model": {"get_vllm_text_output": lambda got: [one.outputs[0].text for one in got]},
+        "utils.model": {
+            "get_vllm_text_output": lambda got: [request.outputs[0].text for request in got]
+        },
         "utils.toxicity": {"Toxicity": object},
     }
     for name, members in stubs.items():
@@ -161,8 +163,8 @@ def our_points(x0: Tensor, noise: list[Tensor], **options: Any) -> list[Tensor]:
     points = []
     while not strategy.done:
         asked: Any = strategy.ask()
-        points += [one.embeddings for one in asked if one.role == "iterate"]
-        strategy.tell([toxicity(one.embeddings) for one in asked])
+        points += [candidate.embeddings for candidate in asked if candidate.role == "iterate"]
+        strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
     return points
 
 

@@ -34,12 +34,12 @@ def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:
 
 def candidates(strategy: Strategy) -> list[Candidate]:
     """All candidates of a search on `toxicity` in which nothing passes."""
-    found: list[Candidate] = []
+    asked_for: list[Candidate] = []
     while not strategy.done:
         asked = strategy.ask()
-        found += asked
+        asked_for += asked
         strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
-    return found
+    return asked_for
 
 
 def tell(strategy: Strategy, *rounds: list[float]) -> None:
@@ -68,11 +68,11 @@ def test_equal_seeds_give_equal_trajectories_up_to_the_last_iteration(name: str)
     strategies = [make(name, seed, **HARD) for seed in (3, 3, 4)]
     first, again, other = map(candidates, strategies)
     assert [strategy.iterations for strategy in strategies] == [3, 3, 3]
-    for one, same in zip(first, again, strict=True):
-        assert torch.equal(one.embeddings, same.embeddings)
-        assert one.sampling_seed == same.sampling_seed
+    for candidate, same in zip(first, again, strict=True):
+        assert torch.equal(candidate.embeddings, same.embeddings)
+        assert candidate.sampling_seed == same.sampling_seed
     assert not torch.equal(first[-1].embeddings, other[-1].embeddings)
-    assert len({one.sampling_seed for one in first}) == len(first)
+    assert len({candidate.sampling_seed for candidate in first}) == len(first)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "resample"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +12,6 @@ from tide import Detoxifier, load_scorer
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
-from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 
@@ -141,46 +136,10 @@ def test_a_row_is_written_alone_as_in_mixed_company(
         assert len(together[i].token_ids) <= 9
 
 
-def test_pieces_are_the_whole_and_what_is_left_is_aborted(
-    engine: Engine, local: TransformersEngine, prompts: list[str]
-) -> None:
-    """Streamed, token ids or embeddings; the others go on when one is left after a piece."""
-    # So long that the whole is never there at once when the first piece is read.
-    long = Sampling(temperature=0.0, max_new_tokens=120, min_new_tokens=120)
-    ids, rows = local.tokenize(prompts[:6]), local.embed(prompts[:6])
-    expected = [one.token_ids for one in completed(local, ids, long, range(6))]
-
-    async def read(prompt: Any, most: int) -> list[int]:
-        found: list[int] = []
-        async with aclosing(engine.write(Request(prompt, long, piece_tokens=4))) as pieces:
-            async for piece in pieces:
-                found += piece.token_ids
-                if len(found) >= most:
-                    break
-        return found
-
-    async def read_all() -> list[list[int]]:
-        some = enumerate([*ids[:3], *rows[3:]])
-        return await asyncio.gather(*(read(x, 8 if i % 3 == 0 else 120) for i, x in some))
-
-    for i, found in enumerate(asyncio.run(read_all())):
-        assert tuple(found) == expected[i][: len(found)]
-        assert len(found) < 120 if i % 3 == 0 else len(found) == 120
-
-
 def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> None:
     """More tokens at once than vLLM reads in one step."""
     x = torch.randn(200, 256, generator=torch.Generator().manual_seed(0)) * 0.1
     assert len(completed(engine, [x] * 60, Sampling(temperature=1.0), range(60))) == 60
-
-
-def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
-    detoxifier = Detoxifier(engine, preset="relative", scorer="pocket")
-    results = list(detoxifier.map(prompts))
-    before = [result.trials[0].base.toxicity >= 0.5 for result in results]
-    after = [result.toxicity >= 0.5 for result in results]
-    assert np.mean(before) >= 0.25
-    assert np.mean(after) <= 0.01
 
 
 def test_an_option_that_vllm_does_not_know() -> None:

@@ -89,14 +89,6 @@ def test_refusals_are_the_servers_own(
             assert passed.json()["error"]["message"] in direct.json()["error"]["message"]
 
 
-def test_prompt_that_is_too_long_is_the_servers_error(
-    upstream: VllmProcess, gateway: Running
-) -> None:
-    direct, passed = (chat(url, TOO_LONG) for url in (upstream.url, gateway.url))
-    assert passed.status_code == direct.status_code == 400
-    assert passed.json()["error"]["message"] == direct.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("path", OTHER_APIS)
 @pytest.mark.parametrize("gateway", ["monitor"], indirect=True)
 def test_monitored_answers_of_other_apis_are_the_servers(
