@@ -95,9 +95,9 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int) ->
         return read(texts)
 
     detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, num_trials=2)
-    found = dict(outcomes(detox, PROMPTS))
-    assert isinstance(found.pop(2), ScorerError)
-    assert found == {i: result for i, result in enumerate(expected) if i != 2}
+    results = dict(outcomes(detox, PROMPTS))
+    assert isinstance(results.pop(2), ScorerError)
+    assert results == {i: result for i, result in enumerate(expected) if i != 2}
     with pytest.raises(ScorerError, match=r"prompt 2: .*cannot read this one"):
         list(detox.map(PROMPTS))
     with pytest.raises(ScorerError, match="cannot read this one"):
@@ -110,10 +110,10 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
 
     calls: list[int] = []
     detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
-    found = []
+    results = []
     with pytest.raises(ScorerBrokenError, match="scorer callable"):
-        found.extend(outcomes(detox, PROMPTS))
-    assert all(isinstance(result, Result) for _, result in found)
+        results.extend(outcomes(detox, PROMPTS))
+    assert all(isinstance(result, Result) for _, result in results)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
 def test_bad_prompts_fail_alone() -> None:
     prompts = ["", *PROMPTS, "word " * 200, " "]
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
-    found = dict(outcomes(detox, prompts))
-    assert list(found) == list(range(len(prompts)))
-    bad = {number for number, result in found.items() if isinstance(result, TideError)}
+    results = dict(outcomes(detox, prompts))
+    assert list(results) == list(range(len(prompts)))
+    bad = {number for number, result in results.items() if isinstance(result, TideError)}
     assert bad == {0, len(prompts) - 2, len(prompts) - 1}
-    assert str(found[6]).startswith("200 tokens + 20 new tokens")
-    assert all(isinstance(found[i], Result | InputError) for i in found)
+    assert str(results[6]).startswith("200 tokens + 20 new tokens")
+    assert all(isinstance(results[i], Result | InputError) for i in results)
 
 
 def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
@@ -176,7 +176,7 @@ def test_a_late_search_ends_with_the_best_it_has() -> None:
     late = detox(prompt).best
     assert late.trace == whole.trace[: len(late.trace)]
     assert 0 < len(late.trace) <= 3
-    assert late.toxicity == min(one.toxicity for one in late.trace)
+    assert late.toxicity == min(evaluation.toxicity for evaluation in late.trace)
     assert late.accepted == (late.toxicity < 0.5)
 
 
@@ -199,7 +199,7 @@ def test_empty_text_is_accepted_only_with_the_flag(strategy: str, accepts: bool)
         assert list(stream) == []
 
 
-SHORT_PACES = ["backtrack", *(f"backtrack:pace={pace}" for pace in ("word", "sentence", "5"))]
+SHORT_PACES = ["backtrack", "backtrack:pace=sentence", "backtrack:pace=5"]
 
 
 @pytest.mark.parametrize("strategy", [*SHORT_PACES, "random-walk", "resample"])
@@ -293,10 +293,10 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
 
     engine._tokenize = watched  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer())
-    found = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0], "word " * 60]))
-    assert "do not fit into the model's context of 64" in str(found[0])
-    assert "60 tokens + 20 new tokens exceed the model's context of 64" in str(found[2])
-    assert found[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
+    results = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0], "word " * 60]))
+    assert "do not fit into the model's context of 64" in str(results[0])
+    assert "60 tokens + 20 new tokens exceed the model's context of 64" in str(results[2])
+    assert results[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert max(tokenized) < 1000
 
 
@@ -313,8 +313,8 @@ def test_a_long_prompt_is_tokenised_in_a_thread_of_its_own() -> None:
     engine._encode = slow  # type: ignore[method-assign]
     detox = Detoxifier(engine, scorer=ReadingScorer())
     order = []
-    for number, found in outcomes(detox, ["a " * 11_000, PROMPTS[1]], ordered=False):
-        assert isinstance(found, Result)
+    for number, result in outcomes(detox, ["a " * 11_000, PROMPTS[1]], ordered=False):
+        assert isinstance(result, Result)
         order.append(number)
         ended.set()
     assert order == [1, 0]
@@ -403,8 +403,8 @@ class Planned(ScriptedEngine):
         bans = request.banned_token_ids + request.banned_first_ids
         plan = self.then if self._id(" bad") in bans else self.first
         ids = self._ids(plan[len(known) - len(PROMPTS[0]) :])
-        for place, one in enumerate(ids, start=1):
-            yield Piece((one,), "length" if place == len(ids) else None)
+        for count, token_id in enumerate(ids, start=1):
+            yield Piece((token_id,), "length" if count == len(ids) else None)
             await asyncio.sleep(0.01)
 
 

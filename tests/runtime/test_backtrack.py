@@ -63,7 +63,7 @@ def test_the_blamed_word_does_not_come_again(
     assert result.accepted
     assert words[2].lower() not in result.text.lower().split()
     if temperature == 0:
-        assert [one.role for one in result.trace[:2]] == ["initial", "continuation"]
+        assert [evaluation.role for evaluation in result.trace[:2]] == ["initial", "continuation"]
         assert result.text.split()[:1] == words[:1]
         assert result.trace[1].kept_tokens > 0
     assert result.text in scorer.seen
@@ -139,12 +139,15 @@ def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngi
 def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
     forgetful = TransformersEngine("pocket", prefix_tokens=0)
-    found = [
-        Detoxifier(one, scorer=Refusing(*words[2:5]), strategy="backtrack", temperature=0.5)(PROMPT)
-        for one in (engine, forgetful)
+    results = [
+        Detoxifier(model, scorer=Refusing(*words[2:5]), strategy="backtrack", temperature=0.5)(
+            PROMPT
+        )
+        for model in (engine, forgetful)
     ]
     forgetful.close()
-    assert [one.text for one in found[0].trace] == [one.text for one in found[1].trace]
+    first, second = ([evaluation.text for evaluation in result.trace] for result in results)
+    assert first == second
 
 
 def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
@@ -152,45 +155,19 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     settings["toxicity_threshold"] = 0.5  # other texts score 0.05, below half of it
     plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
     words = plain.text.split()
-    word = next(one.lower() for one in words[12:] if one.isalpha() and len(one) > 3)
+    word = next(word.lower() for word in words[12:] if word.isalpha() and len(word) > 3)
     scorer = Refusing(word)
     detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     result = detox(PROMPT)
     assert result.accepted
     assert word not in result.text.lower().split()
-    assert "continuation" in [one.role for one in result.trace]
+    assert "continuation" in [evaluation.role for evaluation in result.trace]
     assert result.text.split()[:8] == words[:8]  # passed text stays
     parts = []
     with detox.stream(PROMPT) as stream:
         parts = list(stream)
     assert "".join(parts) == stream.result.text
     assert all(any(part in text for text in scorer.seen) for part in parts)
-
-
-def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
-    settings["strategy"] = "backtrack"
-
-    def word_of(refused: list[str], after: int) -> str:
-        text = Detoxifier(engine, scorer=Refusing(*refused), **settings)(PROMPT).text.lower()
-        before, words = text.split()[:after], text.split()[after:]
-        words = [one for one in words if one.isalpha() and len(one) > 2]
-        return next(one for one in words if one not in refused and one not in before)
-
-    early = word_of([], 4)
-    words = [early, word_of([early], 6)]
-    asked: list[Request] = []
-    write = engine._write
-    monkeypatch.setattr(engine, "_write", lambda one: (asked.append(one), write(one))[1])
-    result = Detoxifier(engine, scorer=Refusing(*words), **settings)(PROMPT)
-    assert result.accepted
-    held = [set(one.banned_token_ids) for one in asked if one.banned_token_ids]
-    assert len(held[-1]) > len(held[0])
-    assert all(held[0] <= one for one in held)
-    first = next(i for i, one in enumerate(asked) if one.banned_token_ids)
-    assert all(one.banned_token_ids for one in asked[first:])
 
 
 def test_search_counts_the_prompt_for_each_evaluation(engine: TransformersEngine) -> None:

@@ -55,7 +55,7 @@ def test_a_sentence_that_fails_is_rewound_to_its_blamed_word() -> None:
     assert (trial.accepted, trial.text) == (True, REPAIRED)
     assert trial.base.text == text("Good0", "Good1", "Bad2")
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
-    assert [one.role for one in trial.trace] == ["initial", "continuation"]
+    assert [evaluation.role for evaluation in trial.trace] == ["initial", "continuation"]
     assert trial.returned.kept_tokens == 2 * WORDS
     assert trial.returned.round == trial.rounds == 2
 
@@ -73,12 +73,12 @@ def test_the_model_goes_on_from_the_repaired_text() -> None:
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
 def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
-    assert not found.accepted
-    assert found.refused == (on_unresolved == "refuse")
-    assert found.toxicity == 0.9
-    assert "Bad2" in found.returned.text
-    assert found.text == ("" if found.refused else found.returned.text)
+    trial = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
+    assert not trial.accepted
+    assert trial.refused == (on_unresolved == "refuse")
+    assert trial.toxicity == 0.9
+    assert "Bad2" in trial.returned.text
+    assert trial.text == ("" if trial.refused else trial.returned.text)
 
 
 def test_an_answer_that_cannot_go_on_raises_if_it_is_to() -> None:
@@ -95,10 +95,10 @@ def test_long_answers_are_scored_in_windows_near_and_far() -> None:
     trial = detox(PROMPT).best
     assert trial.accepted
     assert trial.returned.num_tokens == 240
-    sizes = [len(one.split()) for one in scorer.texts]
+    sizes = [len(scored.split()) for scored in scorer.texts]
     assert max(sizes) == 3 * 30 + WORDS
-    last = [one for one in scorer.texts if trial.text.endswith(one)]
-    assert sorted(len(one.split()) for one in last) == [30 + WORDS, 3 * 30 + WORDS]
+    last = [scored for scored in scorer.texts if trial.text.endswith(scored)]
+    assert sorted(len(scored.split()) for scored in last) == [30 + WORDS, 3 * 30 + WORDS]
 
 
 def test_a_wide_window_that_fails_fails_the_answer() -> None:
@@ -119,7 +119,7 @@ def test_a_result_is_its_own(case: Any) -> None:
     alone = [story(case)(prompt) for prompt in prompts]
     for size in (1, 16):
         assert list(story(case, max_batch=size).map(prompts)) == alone
-    assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
+    assert [Result.model_validate_json(result.model_dump_json()) for result in alone] == alone
 
 
 @pytest.mark.parametrize("size", [16, 100])
@@ -127,10 +127,10 @@ def test_search_writes_whole_answers(size: int) -> None:
     """However long they are."""
     trial = story(third, strategy="random-walk", max_new_tokens=size)(PROMPT).best
     assert trial.accepted
-    assert all(one.kept_tokens == 0 for one in trial.trace)
-    assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
+    assert all(evaluation.kept_tokens == 0 for evaluation in trial.trace)
+    assert trial.generated_tokens == sum(evaluation.num_tokens for evaluation in trial.trace)
     bad = size > 2 * WORDS
-    assert [one.role for one in trial.trace] == ["initial", *["iterate"] * bad]
+    assert [evaluation.role for evaluation in trial.trace] == ["initial", *["iterate"] * bad]
     assert trial.text == (
         text(*(f"Good{i}m" for i in range(6))) if bad else ALL_GOOD[: len(trial.text)]
     )
@@ -181,8 +181,16 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
 def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:
     class Curt(Storyteller):
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-            return [one.replace("Good", "") for one in super()._texts(rows)]
+            return [row.replace("Good", "") for row in super()._texts(rows)]
 
     trial = Detoxifier(Curt(never), scorer=Reader(), **SETTINGS)(PROMPT).best
     assert trial.accepted
     assert trial.text.startswith(" 0 w1 w2 w3 w4 w5 w6 end.")
+
+
+def test_banned_word_stays_away_for_the_rest_of_an_answer() -> None:
+    engine = Storyteller(lambda number, changed, words: number in (1, 4) and not changed)
+    trial = Detoxifier(engine, scorer=Reader(), **SETTINGS)(PROMPT).best
+    assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4m", "Good5")
+    bans = [set(request.banned_token_ids) for request in engine.requests]
+    assert bans[0] < bans[1] < bans[2]

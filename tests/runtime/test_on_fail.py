@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +11,23 @@ import numpy as np
 import pytest
 
 from tests.runtime.test_acceptance import LIMITS, Sides, threatening
-from tests.runtime.world import PROMPT, Reader, Storyteller, never, sentence, story, text, third
+from tests.runtime.world import (
+    PROMPT,
+    SETTINGS,
+    Reader,
+    Storyteller,
+    never,
+    sentence,
+    story,
+    text,
+    third,
+)
 from tide.core.errors import ScorerError
 from tide.core.results import Trial
 from tide.core.settings import Settings
-from tide.engines.base import Piece
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.rewind import begin, first_rewind, write_until_failure
-from tide.runtime.trial import TrialTask
 from tide.scorers.base import Attributed, TextScore
-from tide.scorers.scoring import Scoring
-from tide.search import load_strategy
+from tide.server.policies import ServedDetoxifier
 
 
 def first(number: int, changed: bool, words: Sequence[str | None]) -> bool:
@@ -122,21 +129,14 @@ def test_on_fail_is_read_from_text() -> None:
             Settings(on_fail=wrong, thresholds={"threat": 0.1})
 
 
-@pytest.mark.parametrize(("on_fail", "position"), [("repair", 2), ("block", 0)])
-def test_a_forecast_is_of_what_is_done(on_fail: Any, position: int) -> None:
-    engine = Storyteller(never)
-    settings = Settings(toxicity_threshold=0.5, max_new_tokens=100, on_fail=on_fail)
-    strategy = load_strategy("backtrack:pace=sentence")
-    task = TrialTask(engine.encode(PROMPT), settings, strategy, 0, 0)
-    words = [" It", " was", " rude", " who", " said", " so", " last", " night", ".", " No"]
-    scoring = Scoring(Reader(lambda text: "rude" in text))
+@pytest.mark.parametrize(("on_fail", "word"), [("repair", 4), ("block", 0)])
+def test_forecast_is_of_what_is_done(on_fail: str, word: int) -> None:
+    """A repair begins at the blamed word; a blocked answer ends before the sentence that fails."""
+    scorer = Reader(lambda text: "w4" in text)
 
-    async def work() -> int:
-        answer = begin(task, engine, scoring)
-        piece = Piece(tuple(map(engine._id, words)), "stop")
-        failure = await write_until_failure(answer, (piece,))
-        assert failure is not None
-        return await first_rewind(answer, failure)
+    async def forecast() -> int | None:
+        draft = await detox.draft(PROMPT, None)
+        return (await detox.forecast(PROMPT, draft)).word
 
-    assert engine.portal.run(work) == position
-    scoring.close()
+    with ServedDetoxifier(Storyteller(never), scorer=scorer, **SETTINGS, on_fail=on_fail) as detox:
+        assert asyncio.run(forecast()) == word

@@ -36,8 +36,8 @@ _VALUES = st.recursive(
 def hidden(value: Any, dice: random.Random) -> Any:
     """The value with the bad text somewhere: as a string, as a key, or in JSON inside a string."""
     if isinstance(value, list) and value and dice.random() < 0.8:
-        place = dice.randrange(len(value))
-        return [hidden(one, dice) if i == place else one for i, one in enumerate(value)]
+        index = dice.randrange(len(value))
+        return [hidden(item, dice) if i == index else item for i, item in enumerate(value)]
     if isinstance(value, dict) and value and dice.random() < 0.8:
         name = dice.choice(list(value))
         return value | {name: hidden(value[name], dice)}
@@ -64,13 +64,13 @@ def test_a_text_that_is_hidden_anywhere_is_read(value: Any, seed: int) -> None:
     dice = random.Random(seed)
     text = json.dumps(hidden(value, dice), ensure_ascii=dice.random() < 0.5)
     # Constants are no strings: `true` and `null` also have letters of the bad text.
-    if not any(one in text for one in ("true", "false", "null", "Infinity")):
+    if not any(word in text for word in ("true", "false", "null", "Infinity")):
         text = escaped(text, dice)
-    for found in (
+    for texts in (
         texts_of("Fine.", call(text), SCORED, has_format=False),
         texts_of(text, Parts(), SCORED, has_format=True),
     ):
-        assert any(BAD in one for one in found), text
+        assert any(BAD in word for word in texts), text
 
 
 def test_what_is_scored_of_each_part() -> None:
@@ -90,12 +90,12 @@ def test_what_is_scored_of_each_part() -> None:
 def test_ids_are_our_own_and_the_same_for_a_seed() -> None:
     parts = Parts(tool_calls=call("{}").tool_calls * 3, num_tokens=4)
     first, again = (given_out(parts, SCORED, 5) for _ in range(2))
-    ids = [one.id for one in first.tool_calls]
+    ids = [call_id.id for call_id in first.tool_calls]
     assert first == again
     assert first.num_tokens == 4
     assert len(set(ids)) == 3
-    assert all(len(one) == 9 and one.isalnum() for one in ids)
-    assert [one.id for one in given_out(parts, SCORED, 6).tool_calls] != ids
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+    assert [call_id.id for call_id in given_out(parts, SCORED, 6).tool_calls] != ids
 
 
 class Teller(ScriptedEngine):
@@ -108,7 +108,7 @@ class Teller(ScriptedEngine):
         self.left = list(answers)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        (piece,) = [one async for one in super()._write(request)]
+        (piece,) = [piece async for piece in super()._write(request)]
         _, parts = self.left.pop(0) if len(self.left) > 1 else self.left[0]
         yield Piece(piece.token_ids, "stop", parts=parts)
 
@@ -137,11 +137,13 @@ def test_an_answer_is_drawn_up_to_four_times(strategy: str) -> None:
         answers = [("Fine.", RUDE)] * failed + [("Here.", KIND)]
         trial, requests = answered(*answers, strategy=strategy, temperature=0.2)
         assert len(requests) == trial.rounds == trial.iterations == min(failed + 1, 4)
-        assert [one.sampling.temperature for one in requests] == [0.2, 0.7, 0.7, 0.7][: failed + 1]
-        assert len({one.seed for one in requests}) == len(requests)
-        assert not any(one.banned_token_ids or one.banned_first_ids for one in requests)
+        assert [request.sampling.temperature for request in requests] == [0.2, 0.7, 0.7, 0.7][
+            : failed + 1
+        ]
+        assert len({request.seed for request in requests}) == len(requests)
+        assert not any(request.banned_token_ids or request.banned_first_ids for request in requests)
         assert (trial.accepted, trial.refused) == (failed < 4, failed >= 4)
-        scores = [one.toxicity for one in trial.trace]
+        scores = [request.toxicity for request in trial.trace]
         assert scores == ([0.9] * failed + [0.01])[:4]
         if failed < 4:
             assert (trial.text, trial.parts.tool_calls[0].arguments) == ("Here.", '["a town"]')
@@ -151,7 +153,7 @@ def test_an_answer_is_drawn_up_to_four_times(strategy: str) -> None:
 
 def test_hotter_than_what_is_drawn_again_stays_as_it_is() -> None:
     _, requests = answered(("", RUDE), temperature=1.5)
-    assert {one.sampling.temperature for one in requests} == {1.5}
+    assert {request.sampling.temperature for request in requests} == {1.5}
 
 
 def test_what_did_not_pass_is_returned_without_its_calls() -> None:

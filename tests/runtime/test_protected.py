@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.runtime.world import PROMPT, Reader, Storyteller, never
-from tide.core.chat import Chat
-from tide.core.settings import Settings
+from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never
+from tide.detoxifier.sync import Detoxifier
 from tide.runtime.protected import is_protected
-from tide.runtime.rewind import rewind
-from tide.runtime.trial import TrialTask
-from tide.scorers.scoring import Scoring
-from tide.search import load_strategy
 
 
 @pytest.mark.parametrize(
@@ -62,21 +56,12 @@ def test_a_chat_ends_before_a_name_that_fails(is_chat: bool) -> None:
             ids, reason = super()._story(request)
             return [self._id(" Dick") if i == self._id(" w4") else i for i in ids], reason
 
-    engine = Naming(never)
-    settings = Settings(
-        strategy="backtrack:pace=word", toxicity_threshold=0.5, max_new_tokens=100, temperature=0
-    )
-    task = TrialTask(engine.encode(PROMPT), settings, load_strategy("backtrack:pace=word"), 0, 0)
+    settings: dict[str, Any] = {**SETTINGS, "strategy": "backtrack:pace=word"}
+    detox = Detoxifier(Naming(never), scorer=Reader(lambda text: "Dick" in text), **settings)
     if is_chat:
-        task = replace(task, chat=Chat.said("who is it"))
-    scoring = Scoring(Reader(lambda text: "Dick" in text))
-
-    async def work() -> Any:
-        return await rewind(task, engine, scoring)
-
-    trial = engine.portal.run(work)
-    scoring.close()
-    if is_chat:
+        trial = detox.chat([{"role": "user", "content": "who now"}]).best
         assert trial.text == " Good0 w1 w2 w3"
         assert (trial.accepted, trial.returned.finish_reason) == (True, "content_filter")
+    else:
+        trial = detox(PROMPT).best
     assert len(trial.trace) == (2 if is_chat else 12 + 1)

@@ -44,10 +44,10 @@ def test_a_call(world: World) -> None:
 
 
 def test_of_many_prompts_those_alone_are_refused(world: World) -> None:
-    found = list(world.detoxifier().map([GOOD, BAD, GOOD], return_exceptions=True))
-    kinds = [isinstance(one, PromptRefusedError) for one in found]
+    results = list(world.detoxifier().map([GOOD, BAD, GOOD], return_exceptions=True))
+    kinds = [isinstance(result, PromptRefusedError) for result in results]
     assert kinds == [False, True, False]
-    assert found[0] == found[2] == world.detoxifier()(GOOD, refuse_prompt_above=None)
+    assert results[0] == results[2] == world.detoxifier()(GOOD, refuse_prompt_above=None)
 
 
 def test_of_a_chat_the_last_message_counts(world: World) -> None:

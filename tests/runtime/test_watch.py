@@ -19,81 +19,81 @@ _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
     settings = {"toxicity_threshold": 0.5, "stop": (), **changes}
-    own = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
+    options = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
     acceptance = Acceptance(Settings(**settings))
-    return Watch(acceptance, BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
+    return Watch(acceptance, BacktrackOptions(pace=pace, **{**_AT_ONCE, **options}))
 
 
 def scored(value: float) -> TextScore:
     return TextScore(value)
 
 
-def feed(one: Watch, scores: list[float]) -> Failure | None:
+def feed(answer: Watch, scores: list[float]) -> Failure | None:
     """Add words, of which each gets the next score; the last one ends the text."""
     left = list(scores)
     for number in range(len(scores)):
-        one.texts.append(f" word{number}")
-        for position, _ in one.asks(ended=number == len(scores) - 1):
-            if (failure := one.judge(position, scored(left.pop(0)))) is not None:
+        answer.texts.append(f" word{number}")
+        for position, _ in answer.asks(ended=number == len(scores) - 1):
+            if (failure := answer.judge(position, scored(left.pop(0)))) is not None:
                 return failure
-    return one.finish()
+    return answer.finish()
 
 
 def test_each_word_is_scored_once_it_is_whole() -> None:
-    one = watch()
+    answer = watch()
     asked = []
     for text in (" un", "believ", "able", " but", " tr", "ue"):
-        one.texts.append(text)
-        asked += one.asks(ended=False)
-    asked += one.asks(ended=True)
+        answer.texts.append(text)
+        asked += answer.asks(ended=False)
+    asked += answer.asks(ended=True)
     assert asked == [
         (3, [" unbelievable"]),
         (4, [" unbelievable but"]),
         (6, [" unbelievable but true"]),
     ]
-    assert one.asks(ended=True) == []
+    assert answer.asks(ended=True) == []
 
 
 def test_a_beginning_that_says_nothing_is_not_scored() -> None:
-    one = watch()
-    one.texts += [' "', " a", " b", " c"]
-    assert [position for position, _ in one.asks(ended=False)] == [3]
+    answer = watch()
+    answer.texts += [' "', " a", " b", " c"]
+    assert [position for position, _ in answer.asks(ended=False)] == [3]
 
 
 def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
-    one = watch("sentence")
-    one.texts += [*[" \u200b"] * 8, "\n", " a", " bcd", *" efghijk", "\n", " l"]
-    assert [position for position, _ in one.asks(ended=False)] == [20]
-    one = watch("sentence")
-    one.texts += [*[" \u200b"] * 8, "\n", " a", "."]
-    assert one.asks(ended=False) == []
-    assert one.asks(ended=True) == [(11, ["".join(one.texts)])]
+    answer = watch("sentence")
+    answer.texts += [*[" \u200b"] * 8, "\n", " a", " bcd", *" efghijk", "\n", " l"]
+    assert [position for position, _ in answer.asks(ended=False)] == [20]
+    answer = watch("sentence")
+    answer.texts += [*[" \u200b"] * 8, "\n", " a", "."]
+    assert answer.asks(ended=False) == []
+    assert answer.asks(ended=True) == [(11, ["".join(answer.texts)])]
 
 
 @pytest.mark.parametrize(
     ("pace", "positions"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])]
 )
 def test_the_pace_says_how_often(pace: str, positions: list[int]) -> None:
-    one = watch(pace)
-    one.texts += [" red", " green", " blue", " grey", " black"]
-    assert [position for position, _ in one.asks(ended=False)] == positions
-    assert [position for position, _ in one.asks(ended=True)] == [5]
+    answer = watch(pace)
+    answer.texts += [" red", " green", " blue", " grey", " black"]
+    assert [position for position, _ in answer.asks(ended=False)] == positions
+    assert [position for position, _ in answer.asks(ended=True)] == [5]
 
 
 def test_a_stop_string_that_may_have_begun_is_not_scored() -> None:
-    one = watch(stop=("END NOW",))
-    one.texts += [" well", " then", " END", " of"]
-    assert [position for position, _ in one.asks(ended=False)] == [1, 2]
+    answer = watch(stop=("END NOW",))
+    answer.texts += [" well", " then", " END", " of"]
+    assert [position for position, _ in answer.asks(ended=False)] == [1, 2]
 
 
 def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
-    one = watch()
-    assert feed(one, [0.1, 0.1]) is None
-    assert one.passed == 2
-    one.texts += [" third", " fourth"]
-    ((position, _),) = one.asks(ended=False)
-    assert one.judge(position, scored(0.4)) is None
-    assert one.passed == 2
+    answer = watch()
+    assert feed(answer, [0.1, 0.1]) is None
+    assert answer.passed == 2
+    answer.texts += [" third", " fourth"]
+    ((position, _),) = answer.asks(ended=False)
+    assert answer.judge(position, scored(0.4)) is None
+    assert answer.passed == 2
 
 
 def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
@@ -102,18 +102,18 @@ def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
 
 
 def test_between_two_places_each_word_may_be_to_blame() -> None:
-    one = watch("3")
-    one.texts += [f" word{i}" for i in range(7)]
-    first, second = one.asks(ended=False)
-    assert one.judge(first[0], scored(0.1)) is None
-    assert one.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
+    answer = watch("3")
+    answer.texts += [f" word{i}" for i in range(7)]
+    first, second = answer.asks(ended=False)
+    assert answer.judge(first[0], scored(0.1)) is None
+    assert answer.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert feed(watch(), [0.1, 0.6, 0.1, 0.1]) is not None
-    one = watch(lag=1)
-    assert feed(one, [0.1, 0.6, 0.1, 0.1]) is None
-    assert one.passed == 4
+    answer = watch(lag=1)
+    assert feed(answer, [0.1, 0.6, 0.1, 0.1]) is None
+    assert answer.passed == 4
     failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
     assert failure == Failure(2, scored(0.6), 1, (2,))
     assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), 1, (2,))
@@ -122,106 +122,106 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
 
 
 def screened(**changes: Any) -> Watch:
-    one = watch(**changes)
-    one.screened = True
-    return one
+    answer = watch(**changes)
+    answer.screened = True
+    return answer
 
 
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
-    one = screened()
-    one.texts += [f" word{i}" for i in range(12)]
-    assert [position for position in range(1, 12) if one.note_rejection(position)] == [1, 9]
-    one.drop_after(4)
-    assert one.note_rejection(5)
+    answer = screened()
+    answer.texts += [f" word{i}" for i in range(12)]
+    assert [position for position in range(1, 12) if answer.note_rejection(position)] == [1, 9]
+    answer.drop_after(4)
+    assert answer.note_rejection(5)
 
 
 def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text() -> None:
-    one = screened()
+    answer = screened()
     sentence = [*[" word"] * 7, " end", "."]
-    one.texts += [*sentence, " Yes", ".", *sentence, "\n", *[" word"] * 80]
-    positions = [position for position, _ in one.asks(ended=False)]
-    assert [position for position in positions if one.ends(position)] == [9, 20, 84]
-    one.texts += [" last"]
-    *_, (end, _) = one.asks(ended=True)
-    assert one.ends(end)
-    assert end == len(one.texts)
+    answer.texts += [*sentence, " Yes", ".", *sentence, "\n", *[" word"] * 80]
+    positions = [position for position, _ in answer.asks(ended=False)]
+    assert [position for position in positions if answer.ends(position)] == [9, 20, 84]
+    answer.texts += [" last"]
+    *_, (end, _) = answer.asks(ended=True)
+    assert answer.ends(end)
+    assert end == len(answer.texts)
 
 
 @pytest.mark.parametrize("pace", ["word", "20"])
 def test_a_sentence_ends_at_the_same_place_at_any_pace_of_the_screen(pace: str) -> None:
-    one = screened(pace=pace)
-    one.texts += [*[" word"] * 9, " end", ".", " So", " on"]
-    assert [position for position, _ in one.asks(ended=False) if one.ends(position)] == [11]
+    answer = screened(pace=pace)
+    answer.texts += [*[" word"] * 9, " end", ".", " So", " on"]
+    assert [position for position, _ in answer.asks(ended=False) if answer.ends(position)] == [11]
 
 
 def test_text_that_the_screen_accepts_has_not_passed() -> None:
-    one = screened()
-    one.texts += [*[" word"] * 8, " end", ".", " So"]
-    for position, _ in one.asks(ended=False)[:-1]:
-        one.note_acceptance(position)
-    assert one.passed == 0
-    assert one.judge(10, scored(0.1)) is None
-    assert one.passed == 10
+    answer = screened()
+    answer.texts += [*[" word"] * 8, " end", ".", " So"]
+    for position, _ in answer.asks(ended=False)[:-1]:
+        answer.note_acceptance(position)
+    assert answer.passed == 0
+    assert answer.judge(10, scored(0.1)) is None
+    assert answer.passed == 10
 
 
 def test_a_sentence_that_fails_is_not_waited_for() -> None:
     """A later sentence does not excuse it, and any of its words may be to blame."""
-    one = screened(lag=4)
-    one.texts += [*[" word"] * 8, " end", ".", " So"]
-    positions = [position for position, _ in one.asks(ended=False)]
+    answer = screened(lag=4)
+    answer.texts += [*[" word"] * 8, " end", ".", " So"]
+    positions = [position for position, _ in answer.asks(ended=False)]
     for position in positions[:-1]:
-        one.note_acceptance(position)
-    failure = one.judge(positions[-1], scored(0.6))
+        answer.note_acceptance(position)
+    failure = answer.judge(positions[-1], scored(0.6))
     assert failure == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
-    one = watch("sentence", lag=4)
-    one.texts += [*[" word"] * 8, " end", ".", " So"]
-    ((position, _),) = one.asks(ended=False)
-    assert one.judge(position, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
+    answer = watch("sentence", lag=4)
+    answer.texts += [*[" word"] * 8, " end", ".", " So"]
+    ((position, _),) = answer.asks(ended=False)
+    assert answer.judge(position, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
 
 
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
-    one = screened(lag=3)
-    one.texts += [f" word{i}" for i in range(14)]
-    one.note_acceptance(1)
-    assert one.note_rejection(2)
-    assert one.judge(2, scored(0.1)) is None
-    assert not one.note_rejection(3)
-    assert one.passed == 0
-    assert one.note_rejection(10)
-    assert one.judge(10, scored(0.6)) is None
-    asked = [one.note_rejection(position) for position in (11, 12, 13)]
+    answer = screened(lag=3)
+    answer.texts += [f" word{i}" for i in range(14)]
+    answer.note_acceptance(1)
+    assert answer.note_rejection(2)
+    assert answer.judge(2, scored(0.1)) is None
+    assert not answer.note_rejection(3)
+    assert answer.passed == 0
+    assert answer.note_rejection(10)
+    assert answer.judge(10, scored(0.6)) is None
+    asked = [answer.note_rejection(position) for position in (11, 12, 13)]
     assert asked == [False, False, True]  # the scorer is asked at the end of the lag
-    assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), 1, (2,))
+    assert answer.judge(13, scored(0.7)) == Failure(10, scored(0.6), 1, (2,))
 
 
 def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> None:
-    one = screened()
-    one.texts += [*[" word"] * 8, " end", ".", *[" more"] * 9]
-    *words, end = [position for position, _ in one.asks(ended=False)][:9]
-    assert one.ends(end)
+    answer = screened()
+    answer.texts += [*[" word"] * 8, " end", ".", *[" more"] * 9]
+    *words, end = [position for position, _ in answer.asks(ended=False)][:9]
+    assert answer.ends(end)
     for position in words:
-        one.note_acceptance(position)
-    assert one.note_rejection(end)
-    assert one.judge(end, scored(0.1)) is None
-    assert one.passed == end
-    assert not one.note_rejection(end + 1)
-    assert one.note_rejection(end + 8)
-    failure = one.judge(end + 8, scored(0.6))
+        answer.note_acceptance(position)
+    assert answer.note_rejection(end)
+    assert answer.judge(end, scored(0.1)) is None
+    assert answer.passed == end
+    assert not answer.note_rejection(end + 1)
+    assert answer.note_rejection(end + 8)
+    failure = answer.judge(end + 8, scored(0.6))
     assert failure == Failure(end + 8, scored(0.6), end, tuple(range(end + 1, end + 9)))
 
 
 def test_long_texts_are_scored_by_their_last_words() -> None:
-    one = watch(window_tokens=4)
-    one.texts += [f" w{i}" for i in range(30)]
-    (position, windows), *_ = one.asks(ended=False)[20:]
+    answer = watch(window_tokens=4)
+    answer.texts += [f" w{i}" for i in range(30)]
+    (position, windows), *_ = answer.asks(ended=False)[20:]
     assert windows[0].split() == [f"w{i}" for i in range(position - 1 - 4, position)]
     assert windows[1].split() == [f"w{i}" for i in range(position - 1 - 12, position)]
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
-    one = watch(lag=2, window_tokens=0)
-    one.texts += [f" w{i}" for i in range(9)]
-    windows = [found[0].split() for _, found in one.asks(ended=False)]
+    answer = watch(lag=2, window_tokens=0)
+    answer.texts += [f" w{i}" for i in range(9)]
+    windows = [texts[0].split() for _, texts in answer.asks(ended=False)]
     assert windows[3:5] == [["w2", "w3", "w4"], ["w3", "w4", "w5"]]
 
 
@@ -245,36 +245,37 @@ def test_what_may_be_given_out_was_scored_and_passed(
     """Decisions do not depend on how tokens arrive, or when the end is known."""
 
     def run(sizes: list[int], late: bool) -> tuple[Any, ...]:
-        one, given, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
+        answer, judged, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
         failure, passed = None, [0]
         while failure is None:
             ended, size = not left, sizes.pop()
-            one.texts += left[:size]
+            answer.texts += left[:size]
             left = left[size:]
             ended = ended or not (left or late)
-            for position, windows in one.asks(ended=ended):
+            for position, windows in answer.asks(ended=ended):
                 assert windows == ["".join(tokens[:position])]
-                given[position] = scores[position]
-                failure = one.judge(position, scored(scores[position]))
-                assert one.passed >= passed[-1]
-                passed.append(one.passed)
+                judged[position] = scores[position]
+                failure = answer.judge(position, scored(scores[position]))
+                assert answer.passed >= passed[-1]
+                passed.append(answer.passed)
                 if failure is not None:
                     break
             if ended:
-                failure = failure or one.finish()
+                failure = failure or answer.finish()
                 break
-        for position in {*passed, one.passed} - {0}:
-            assert given[position] < 0.5
+        for position in {*passed, answer.passed} - {0}:
+            assert judged[position] < 0.5
         if failure is None:
-            assert one.passed == len(tokens)
+            assert answer.passed == len(tokens)
         else:
-            assert one.passed < failure.position or not tokens
-            assert given[failure.position] >= 0.5
+            assert answer.passed < failure.position or not tokens
+            assert judged[failure.position] >= 0.5
             assert list(failure.words) == sorted({*failure.words})
             assert (
-                one.passed < failure.words[0] <= failure.words[-1] <= failure.position or not tokens
+                answer.passed < failure.words[0] <= failure.words[-1] <= failure.position
+                or not tokens
             )
-        return failure, one.passed
+        return failure, answer.passed
 
     assert run(list(sizes), late) == run([1] * 80, False)
 
