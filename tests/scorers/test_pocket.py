@@ -237,3 +237,20 @@ def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     read = [word for number, word in enumerate(whole) if number not in people or word != "people"]
     assert words_of(text) == read
     assert unmasked(text) == disguises._without_masks.__wrapped__(text)
+
+
+def test_a_growing_text_is_cut_into_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The characters that are read grow with the text, not with its square."""
+    read = 0
+
+    def counted(text: str) -> str:
+        nonlocal read
+        read += len(text)
+        return normalize(text)
+
+    monkeypatch.setattr(pocket, "normalize", counted)
+    pocket._words_of_part.cache_clear()
+    words = [f"growing{'abcdefghij'[number % 10]}{number}" for number in range(400)]
+    for end in range(1, len(words) + 1):
+        assert len(words_of(" ".join(words[:end]))) == end
+    assert read == len("".join(words))

@@ -53,7 +53,7 @@ _LEAST_LATIN = 20
 _MOST_CHARACTERS = 1000  # the end of a text decides its language
 
 
-def is_not_latin(text: str) -> bool:
+def _is_not_latin(text: str) -> bool:
     """Whether most letters of `text` are not Latin."""
     if text.isascii():
         return False
@@ -70,7 +70,7 @@ def language_of(text: str, sure: float = 0.8) -> str:
     sure: minimum probability of a language other than English.
     """
     text = text[-_MOST_CHARACTERS:]
-    is_foreign = is_not_latin(text)
+    is_foreign = _is_not_latin(text)
     if not is_foreign:
         words = [word.strip(_MARKS) for word in text.lower().split()]
         if sum(map(str.isalpha, text)) < _LEAST_LATIN:
@@ -107,6 +107,7 @@ class _Lists(NamedTuple):
 
 
 _LONGEST = 12  # tokens of a term
+_SHORT = 500  # characters of words that are remembered
 
 
 def tokens_of(text: str) -> list[str]:
@@ -170,7 +171,7 @@ def holds_listed_word(exchange: Exchange) -> bool:
     """Whether the text holds a listed word of the language that stands before the word."""
     if not exchange.text:
         exchange = Exchange("", exchange.alone)
-    if is_ordinary(exchange.text) and not any(parts_of(exchange.text, _begins_term)):
+    if is_ordinary(exchange.text) and not _holds_term_between_spaces(exchange.text):
         return False
     read = readings if exchange.text.isascii() else readings_in_all_scripts
     for text in read(exchange.text):
@@ -179,6 +180,32 @@ def holds_listed_word(exchange: Exchange) -> bool:
             if language_of(_sample(exchange.context, folded, end), sure=0.5) in languages:
                 return True
     return False
+
+
+def _holds_term_between_spaces(text: str) -> bool:
+    """Whether a text that has no disguise but masks holds a listed term of any language.
+
+    While the text grows by words, only the new words are read, and the words after the beginning of
+    a term.
+    """
+    begins = parts_of(text, _begins_term)
+    if not any(begins):
+        return False
+    parts = text.split(" ")
+    with_token = [number for number, part in enumerate(parts) if any(map(str.isalnum, part))]
+    for number, start in enumerate(with_token):
+        if begins[start]:
+            last = with_token[number : number + _LONGEST][-1]
+            words = " ".join(parts[start : last + 1])
+            holds = _holds_term if len(words) <= _SHORT else _holds_term.__wrapped__
+            if holds(words):
+                return True
+    return False
+
+
+@lru_cache(maxsize=2**12)
+def _holds_term(text: str) -> bool:
+    return any(any(_listed_terms(_folded(reading))) for reading in readings(text))
 
 
 @lru_cache(maxsize=2**14)

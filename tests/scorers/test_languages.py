@@ -1,0 +1,246 @@
+"""The language of a text; word lists, here of mild words; refusal of other languages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.generated import examples
+from tide.core.chat import Chat
+from tide.core.errors import ScorerError
+from tide.data.texts import read_rows
+from tide.scorers import REGISTRY, CallableScorer, languages, load_scorer, score_texts
+from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
+from tide.scorers.disguises import readings
+from tide.scorers.languages import (
+    WordLists,
+    holds_listed_word,
+    language_of,
+    term_hash,
+    tokens_of,
+)
+from tide.scorers.languages import with_word_lists as listed
+
+TERMS = {"de": ["doof", "alte Socke"], "nl": ["doof"], "es": ["tonto"], "zh": ["\u7b28\u86cb"]}
+GERMAN = "Ich habe es gestern nicht gesehen, und du bist wirklich doof"
+SPANISH = "No s\u00e9 por qu\u00e9 lo dices, pero eres un tonto y lo sabes muy bien"
+CHINESE = (
+    "\u4ed6\u4eca\u5929\u6ca1\u6709\u6765\uff0c\u5927\u5bb6\u90fd\u8bf4\u4ed6\u662f\u7b28\u86cb"
+)
+GREEK = (
+    "\u03ba\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03c3\u03b5 \u03cc\u03bb\u03bf\u03c5\u03c2"
+)
+RUSSIAN = "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430?"
+ENGLISH = "The German word doof means deaf in Dutch, and it is not a kind word to say to them"
+
+
+@pytest.fixture
+def lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    by_hash: dict[int, list[str]] = {}
+    first = set()
+    for language, terms in TERMS.items():
+        for term in terms:
+            tokens = tokens_of(term)
+            by_hash.setdefault(term_hash(tokens), []).append(language)
+            first.add(term_hash(tokens[:1]))
+    mild = languages._Lists(by_hash, frozenset(first))
+    monkeypatch.setattr(languages, "_lists", lambda: mild)
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """Forget what was read of other texts."""
+    for remembered in (languages._begins_term, languages._holds_term, languages._token_hash):
+        remembered.cache_clear()
+
+
+class English(PlainScorer):
+    """Reads English, and gives each text .2."""
+
+    name, languages, quick = "english@1", ("en",), True
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return load_scorer("pocket").score(texts) * 0 + 0.2
+
+
+@pytest.mark.usefixtures("lists")
+@pytest.mark.parametrize("text", [GERMAN, SPANISH, CHINESE, f"{GERMAN[:-4]} eine ALTE\nSocke!"])
+def test_a_listed_word_of_the_text_s_language(text: str) -> None:
+    scorer = listed(English())
+    assert isinstance(scorer, Scorer)
+    assert score_texts(scorer, [text, "a text"]).values.tolist() == [1.0, 0.2]
+
+
+@pytest.mark.usefixtures("lists")
+@pytest.mark.parametrize(
+    "text",
+    [
+        ENGLISH,
+        GERMAN.replace("doof", "doofer"),
+        GERMAN.replace("doof", "tonto"),  # listed in Spanish alone
+        SPANISH.replace("tonto", "doof"),
+        "doof",  # may be of any language
+    ],
+)
+def test_other_words_get_the_score_of_the_scorer(text: str) -> None:
+    assert score_texts(listed(English()), [text]).values.tolist() == [0.2]
+
+
+@pytest.mark.usefixtures("lists")
+def test_a_growing_text_stays_what_it_is() -> None:
+    """The language is that of the text before the word, whatever comes later."""
+    text = f"{GERMAN}. But then they said that this was not what you should have said to her."
+    end = text.index("doof") + len("doof")
+    for length in range(end, len(text) + 1):
+        assert holds_listed_word(Exchange("", text[:length])), text[:length]
+    assert not any(holds_listed_word(Exchange("", text[:length])) for length in range(end))
+
+
+@pytest.mark.usefixtures("lists")
+def test_a_short_answer_is_read_with_its_question() -> None:
+    question = Chat.said("Was h\u00e4ltst du eigentlich von mir und von meinem neuen Auto?")
+    assert holds_listed_word(Exchange(question, "Du bist doof."))
+    assert not holds_listed_word(Exchange(Chat.said("What do you think of that?"), "Du: doof."))
+    assert holds_listed_word(Exchange(GERMAN, ""))  # the prompt itself
+
+
+@pytest.mark.usefixtures("lists")
+def test_the_lists_help_only_scorers_of_english_and_their_screens() -> None:
+    everything = load_scorer("lexicon")
+    everything.languages = None  # type: ignore[attr-defined]
+    assert listed(everything) is everything
+    scorer = listed(load_scorer("confirm:pocket,lexicon"))
+    screen = screen_of(scorer)
+    assert isinstance(scorer, WordLists)
+    assert screen is not None
+    assert screen.score([GERMAN]) == [1.0]
+
+
+WORDS = [
+    "alte",
+    "Socke",
+    "Alte-Socke",
+    "doof",
+    "d**f",
+    "s",
+    "it's",
+    "\u2014",
+    "",
+    "a\nb",
+    "AND",
+    "x",
+]
+
+
+@pytest.mark.usefixtures("lists")
+@settings(examples(100, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(WORDS), max_size=30))
+def test_words_between_spaces_hold_the_terms_of_the_text(words: list[str]) -> None:
+    text = " ".join(words)
+    read = [languages._folded(reading) for reading in readings(text)]
+    holds = any(any(languages._listed_terms(reading)) for reading in read)
+    assert languages._holds_term_between_spaces(text) == holds
+
+
+@pytest.mark.usefixtures("lists")
+def test_a_growing_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each text only the new word is read, and what follows the beginning of a term."""
+    read = 0
+
+    def folded(text: str) -> str:
+        nonlocal read
+        read += len(text)
+        return text.casefold()
+
+    monkeypatch.setattr(languages, "_folded", folded)
+    words = [f"alte word{number}" if number % 40 == 0 else f"word{number}" for number in range(200)]
+    for end in range(len(words)):
+        assert not holds_listed_word(Exchange("", " ".join(words[: end + 1])))
+    assert read < 6 * len(" ".join(words))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A senhora Pinto foi ontem ao mercado com o senhor Amador e comprou p\u00e3o",
+        "Anita heeft gisteren met haar nicht een kat geaaid en daarna een pot thee gezet",
+        "La signora ha comprato del pesce fresco al mercato e una regina di cuori",
+    ],
+)
+def test_the_bundled_lists_pass_names_and_ordinary_words(text: str) -> None:
+    assert not holds_listed_word(Exchange("", text))
+
+
+def test_the_bundled_lists_have_25_languages() -> None:
+    listed_in = {code for codes in languages._lists().languages.values() for code in codes}
+    assert len(listed_in) == 25
+    assert "en" not in listed_in
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich", "de"),
+        ("ME DIJO QUE NO SE LO IBA A DECIR A NADIE EN LA CASA", "es"),
+        ("Jag har en katt som heter Molly och hon \u00e4r inte arg", "sv"),
+        ("Ich habe es", ""),  # too short to tell
+        ("They went to Los Angeles and then to La Paz, de facto en route", "en"),
+        (GREEK, "el"),
+        (f"{GREEK} and that is much more than what they would have said in English", "en"),
+        ("\u4f60\u597d", ""),
+        ("for (i = 0; i < 10; i++) { x[i] += y[i] * 2; }", ""),
+        ("", ""),
+    ],
+)
+def test_language_of_a_text(text: str, language: str) -> None:
+    assert language_of(text) == language
+
+
+def test_english_prompts_are_taken_as_english(shared_data: Path) -> None:
+    prompts = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl")
+    assert {language_of(row.text) for row in prompts} <= {"", "en"}
+
+
+def test_encoder_warns_once_of_another_language(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = load_scorer("sentence")
+    with caplog.at_level(logging.WARNING):
+        scorer.score(["an English text"])
+        assert caplog.text == ""
+        for _ in range(3):
+            scorer.score(["an English text", GREEK])
+    assert caplog.text.count("mostly in another language") == 1
+    assert GREEK not in caplog.text
+
+
+@pytest.mark.parametrize("text", [RUSSIAN, GERMAN])
+@pytest.mark.parametrize("spec", ["pocket", "max:pocket,(windows:50:lexicon)"])
+def test_strict_language_refuses_other_languages(spec: str, text: str) -> None:
+    scorer = load_scorer(f"strict-language:{spec}")
+    assert scorer.name == f"strict-language:{load_scorer(spec).name}"
+    with pytest.raises(ScorerError, match=r"reads only English, and a text is mostly in another"):
+        scorer.score([ENGLISH, text])
+    hidden = "you \u0430re a stup\u0456d \u0456d\u0456\u043et"
+    assert scorer.score([hidden]) == pytest.approx(load_scorer(spec).score([hidden]))
+
+
+def test_strict_language_leaves_scorers_of_all_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads_all = CallableScorer(lambda texts: [0.25] * len(texts), "all@1")
+    monkeypatch.setitem(REGISTRY._targets, "all", lambda: reads_all)
+    scorer = load_scorer("strict-language:all")
+    assert scorer.name == reads_all.name
+    assert scorer.score([RUSSIAN, GERMAN]).tolist() == [0.25, 0.25]
+
+
+def test_strict_language_refuses_in_the_screen_of_confirm() -> None:
+    screen = screen_of(load_scorer("strict-language:confirm:pocket,lexicon"))
+    assert screen is not None
+    assert screen.score([ENGLISH]) == load_scorer("pocket").score([ENGLISH])
+    with pytest.raises(ScorerError, match="mostly in another language"):
+        screen.score([GERMAN])
