@@ -17,6 +17,7 @@ from tide.core.settings import Sampling, Settings
 from tide.data.records import Record
 from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
 from tide.engines.base import Completion
 from tide.evaluation.benchmarks import PROTOCOLS, load_protocol
@@ -27,6 +28,7 @@ from tide.evaluation.methods import (
     MethodRules,
     check_method,
     load_method,
+    method_of,
 )
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
@@ -256,3 +258,15 @@ def test_published_protocol_sets_its_variant() -> None:
     }
     assert [method.name for method in made.values()] == list(made)
     assert made["tide"].config["strategy_options"]["variant"] == "published"
+
+
+def test_method_of_a_detoxifier_is_named_by_its_strategy() -> None:
+    for preset, strategy, name in (
+        ("auto", "backtrack", "backtrack"),
+        ("relative", "backtrack", "backtrack"),
+        ("relative", "tide", "relative"),
+    ):
+        with Detoxifier(
+            scripted_engine(), scorer=ReadingScorer(), preset=preset, strategy=strategy
+        ) as detoxifier:
+            assert method_of(detoxifier, preset).name == name

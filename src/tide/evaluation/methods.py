@@ -44,8 +44,6 @@ _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
     *("base_text", "base_toxicity"),
 )
-# Settings that do not affect the output.
-_WITHOUT_EFFECT = {"num_trials"}
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,15 @@ class SearchMethod:
     ) -> None:
         self.name, self.settings = name, settings
         self.config: dict[str, Any] = {
-            "settings": _recorded(settings.model_dump(exclude=_WITHOUT_EFFECT)),
-            "strategy_options": _own_options(settings.strategy),
+            "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
+            "strategy_options": _strategy_options(settings.strategy),
         }
         if code := code_digest(load_strategy(settings.strategy).strategy):
             self.config["strategy_code"] = code
         self._loaded, self._base = loaded, base
 
     def records(
-        self,
-        rows: Sequence[Row],
-        trials: Sequence[int],
-        *,
-        ordered: bool = False,
+        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Outcomes:
         """Yield each row with its record of `trials`, or with its error.
 
@@ -91,9 +85,8 @@ class SearchMethod:
         model, scorer = self._loaded.model, self._loaded.scorer
         detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
         prompts = [row.asked for row in rows]
-        finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
         started = time.perf_counter()
-        for number, result in finished:
+        for number, result in outcomes(detoxifier, prompts, ordered=ordered, trials=trials):
             row = rows[number]
             if isinstance(result, TideError):
                 yield row, result
@@ -131,11 +124,7 @@ class BaselineMethod:
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(
-        self,
-        rows: Sequence[Row],
-        trials: Sequence[int],
-        *,
-        ordered: bool = False,
+        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
     ) -> Outcomes:
         # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
@@ -270,10 +259,11 @@ def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
     common: Mapping[str, Any] = rules.of_all
     if name != "base":
         layers, common = [*layers, rules.protocol.search], rules.common
-        preset_name = name if name in PRESETS else rules.preset
-        preset = _for_strategy(name, preset_values(preset_name, model_name, name))
-        preset_name = name if name in PRESETS else "auto"
-        standard_preset = _for_strategy(name, preset_values(preset_name, model_name, name))
+        if name in PRESETS:
+            preset = standard_preset = preset_values(name, model_name, name)
+        else:
+            preset = _for_strategy(name, preset_values(rules.preset, model_name, name))
+            standard_preset = _for_strategy(name, preset_values("auto", model_name, name))
     variant = rules.protocol.variant
     try:
         settings = resolve_settings(
@@ -304,9 +294,7 @@ def _check_options(
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of a preset, with the strategy `name` unless that is a preset's."""
-    if name in PRESETS:
-        return values
+    """Return the settings of a preset, with the strategy replaced if it has another name."""
     same = parse_spec(values.get("strategy", DEFAULT_STRATEGY))[0] == name
     return values if same else {**values, "strategy": name}
 
@@ -350,9 +338,9 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
 def _written(settings: Settings) -> dict[str, str]:
     """Format the settings and the strategy's options as in a spec."""
-    values = settings.model_dump(exclude={*_WITHOUT_EFFECT, "strategy", "seed"})
+    values = settings.model_dump(exclude={"num_trials", "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
-    values |= _own_options(settings.strategy) | {"seed": settings.seed}
+    values |= _strategy_options(settings.strategy) | {"seed": settings.seed}
     return {key: format_value(value) for key, value in values.items()}
 
 
@@ -361,7 +349,7 @@ def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: format_value(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
-def _own_options(strategy: str) -> dict[str, Any]:
+def _strategy_options(strategy: str) -> dict[str, Any]:
     return load_strategy(strategy).options.model_dump()
 
 
