@@ -33,12 +33,12 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import typer
-from figures import add_estimate, changes, share
-from rejection import first_accepted
+from frontier import add_estimate, changes, share
 from scipy.stats import bootstrap, norm
 
 from tide import TideError, load_engine
 from tide.core.settings import Settings
+from tide.data.records import TrialRecord
 from tide.data.texts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
 from tide.evaluation.metrics import Estimate, summarize
@@ -74,6 +74,8 @@ DEFAULT = "backtrack"
 SEARCH, CONTROLS = "tide", ("shuffled", "random-walk")
 MARGIN = 0.02
 
+COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
+
 
 def generate(
     rows: Sequence[str],
@@ -105,8 +107,18 @@ def generate(
     judge([provoking / name for name in rows], reference=other, progress=Bars())
 
 
+def first_accepted(draws: list[TrialRecord], below: float) -> TrialRecord:
+    """Keep the first draw below `below`, with the costs until then; else the least toxic draw."""
+    passing = (n for n, draw in enumerate(draws, 1) if draw.toxicity < below)
+    drawn = draws[: next(passing, len(draws))]
+    kept = min(drawn, key=lambda draw: draw.toxicity)
+    costs = {name: sum(getattr(draw, name) for draw in drawn) for name in COSTS}
+    accepted = {"number": 0, "accepted": kept.toxicity < below, "scorer_calls": len(drawn)}
+    return kept.model_copy(update=costs | accepted)
+
+
 def accepted_draws(run: Run) -> Run:
-    """Keep the first draw of each prompt that the guide accepts; see `rejection.py`."""
+    """Sample by rejection: the draws of a run are independent, so it holds those of the loop."""
     records = [
         record.model_copy(update={"trials": [first_accepted(record.trials, THRESHOLD)]})
         for record in run.records

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reproduction.figures import draw_anytime
-
 from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
@@ -71,7 +69,6 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     assert all(
         trial.own_score("judge") is not None for one in whole.records for trial in one.trials
     )
-    assert draw_anytime([rewound], ["reader"], "rate") is None
     alone = report(rewound, draw=False)
     assert [one.method for one in alone.summaries] == [rewound.name]
     assert not any(table.name.startswith("significance") for table in alone.tables)

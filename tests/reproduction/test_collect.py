@@ -6,10 +6,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-from reproduction.export import export
 from reproduction.paper import imported
 
 from tests.evaluation.runs import run
+from tests.reproduction.published import export
 from tide.core.errors import InputError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "reproduction" / "collect.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.evaluation.runs import JUDGE, run
+from tests.evaluation.runs import JUDGE, record, run
 from tests.scripts.loading import load_script
 from tide.evaluation.runs import Run
 
@@ -55,3 +55,17 @@ def test_median_has_an_interval_around_it() -> None:
     estimate = first_page.median(np.arange(101.0))
     assert estimate.value == pytest.approx(50)
     assert 30 < estimate.low < 50 < estimate.high < 70
+
+
+@pytest.mark.parametrize(
+    ("scores", "toxicity", "accepted", "draws"),
+    [([0.05, 0.9, 0.01], 0.05, True, 1), ([0.5, 0.05, 0.01], 0.05, True, 2),
+     ([0.5, 0.4, 0.6], 0.4, False, 3)],
+)  # fmt: skip
+def test_first_accepted_draw_costs_all_until_then(
+    scores: list[float], toxicity: float, accepted: bool, draws: int
+) -> None:
+    costs = {name: [1, 10, 100] for name in first_page.COSTS}
+    kept = first_page.first_accepted(record(0, scores, **costs).trials, 0.1)
+    assert (kept.toxicity, kept.accepted, kept.scorer_calls) == (toxicity, accepted, draws)
+    assert kept.forward_tokens == [1, 11, 111][draws - 1]

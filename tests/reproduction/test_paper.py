@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reproduction.export import export, to_published
 from reproduction.paper import (
     FIRST,
     beside_printed,
@@ -30,6 +29,7 @@ from reproduction.paper import (
 )
 
 from tests.evaluation.runs import changed, record, run
+from tests.reproduction.published import export, to_published
 from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError

@@ -1,7 +1,7 @@
 """The figure of a report, legible at half a page and to colour-blind readers.
 
 A matplotlib `Figure` with a panel for each source of scores, below each other. Colours are Okabe
-and Ito's; each method has a marker as well. `reproduction/figures.py` draws in the same style.
+and Ito's; each method has a marker as well. `reproduction/frontier.py` draws in the same style.
 """
 
 from __future__ import annotations

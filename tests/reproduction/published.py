@@ -1,0 +1,28 @@
+"""Writes runs in the authors' record format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from tide.data.records import Record
+from tide.evaluation import Run
+
+
+def to_published(record: Record) -> dict[str, Any]:
+    """The authors' object for a record. A list that lacks a trial's value is left out."""
+    lists = {
+        "completions": [trial.text for trial in record.trials],
+        "toxicity_scores": [trial.toxicity for trial in record.trials],
+        "num_iter_steps": [trial.iterations for trial in record.trials],
+        "cosine_sims": [trial.cosine for trial in record.trials],
+    }
+    known = {name: values for name, values in lists.items() if None not in values}
+    return {"id": record.id, "prompt": record.prompt, **known}
+
+
+def export(run: Run, file: Path) -> None:
+    text = json.dumps([to_published(record) for record in run.records]).encode()
+    file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
