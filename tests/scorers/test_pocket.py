@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,7 @@ def test_a_calibration_keeps_the_order_and_the_distances_beyond_its_knots() -> N
 
 
 _WORDS = "the cat a b c d. (a b) I x-y @x www.a idi0t d*mn sooo women people gay ! !! 5 1st"
+UPPER = lru_cache(maxsize=100)(str.upper)
 GROWING = [*_WORDS.split(), "don\u2019t", "\u00e9", "\u2026", "\n", ""]
 
 
@@ -254,3 +256,30 @@ def test_a_growing_text_is_cut_into_words_once(monkeypatch: pytest.MonkeyPatch) 
     for end in range(1, len(words) + 1):
         assert len(words_of(" ".join(words[:end]))) == end
     assert read == len("".join(words))
+
+
+@examples(30, 2000)
+@given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
+def test_parts_of_a_growing_text_are_those_from_scratch(
+    steps: list[tuple[int, list[str]]],
+) -> None:
+    words: list[str] = []
+    for rewound, more in steps:
+        words = [*words[: max(0, len(words) - rewound)], *more]
+        for length in (5, 15, 100):
+            text = " ".join(words[-length:])
+            assert disguises.parts_of(text, UPPER) == text.upper().split(" ")
+
+
+def test_growing_text_is_read_only_where_it_is_new() -> None:
+    read: list[str] = []
+
+    @lru_cache(maxsize=1)
+    def reading(part: str) -> str:
+        read.append(part)
+        return part
+
+    words = [f"word{number}" for number in range(300)]
+    for end in range(2, 300):
+        disguises.parts_of(" ".join(words[max(0, end - 100) : end]), reading)
+    assert len(read) < 4 * 300

@@ -14,9 +14,10 @@ import html
 import re
 import unicodedata
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import regex
@@ -40,7 +41,6 @@ _ORDINARY = re.compile(
     r"\u2010-\u2015\u2018\u2019\u201c\u201d\u2026\u20ac\u2600-\u27bf\U0001f300-\U0001f64f"
     r"\U0001f680-\U0001f6ff\U0001f900-\U0001f9ff]*"
 )
-_SHORT = 2000  # characters of a text that is remembered
 REORDERED = re.compile("[\b\x7f\u202e]")  # characters that change the displayed order
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
@@ -80,12 +80,12 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    return _is_ordinary(text) if len(text) < _SHORT else _is_ordinary.__wrapped__(text)
+    return all(parts_of(text, _is_ordinary))
 
 
-@lru_cache(maxsize=512)
-def _is_ordinary(text: str) -> bool:  # each step that reads a text asks
-    return _ORDINARY.fullmatch(text) is not None
+@lru_cache(maxsize=2**14)
+def _is_ordinary(part: str) -> bool:
+    return _ORDINARY.fullmatch(part) is not None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
@@ -266,6 +266,9 @@ _SHORTEST, _LONGEST = 4, 14  # lengths of words that are read
 _COMMON = 10.0  # uses in a million words that make an unlisted word ordinary, not a misspelling
 _RATIO = 10  # how much more frequently a listed word is masked than another word
 _LONGEST_PART = 40  # characters of a part that is remembered
+_SHORT = 2000  # characters of a text whose parts are remembered
+# A text is found from the last characters before its last part; it may have this many parts more.
+_TAIL, _MOST_NEW, _MOST_TEXTS = 160, 4, 512
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
 # Finds most texts without masked words; the next expression is slower.
 _SIGNED = re.compile(r"[0-9*#@$!_-](?<=[A-Za-z].)|\*[A-Za-z]")
@@ -290,6 +293,10 @@ class Vocabulary(NamedTuple):
     stems: dict[str, list[str]]
 
 
+# Texts that may grow, by the last characters before their last part.
+_newest: OrderedDict[str, _Parts] = OrderedDict()
+
+
 @cache
 def vocabulary() -> Vocabulary:
     listed: dict[str, float] = {}
@@ -312,17 +319,71 @@ def unmasked(text: str) -> str:
 
 
 def parts_of(text: str, read: Callable[[str], _Part]) -> list[_Part]:
-    """Read the parts of a text between spaces; `read` should remember, as a text grows by words."""
-    parts, are_short = _split(text) if len(text) < _SHORT else _split.__wrapped__(text)
-    if not are_short:
-        read = getattr(read, "__wrapped__", read)  # what is remembered is short
-    return list(map(read, parts))
+    """Read the parts of a text between spaces.
+
+    `read` must be cached. A text that is scored again as it grows is read only where it is new.
+    """
+    if len(text) >= _SHORT:
+        return [_read_part(part, read) for part in text.split(" ")]
+    return _parts(text).read(read)
+
+
+def _read_part(part: str, read: Any) -> Any:
+    is_short = len(part) <= _LONGEST_PART
+    return read(part) if is_short else read.__wrapped__(part)
+
+
+class _Parts:
+    """The parts of a text, and what was read of them.
+
+    older: a text that ended a few words earlier; its parts from `gone` on, except the first and the
+    last of them, are parts of this text, too.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
+        self._values: dict[Any, list[Any]] = {}
+        self._older: _Parts | None = None
+        head = self.head
+        for _ in range(_MOST_NEW):
+            older = _newest.get(head[-_TAIL:]) if head else None
+            if older is not None and older.head.endswith(head):
+                self._older = older
+                older._older = None
+                self._gone = older.head.count(" ", 0, len(older.head) - len(head))
+                first, _, _ = head.partition(" ")
+                self._first, self._new = first, text[len(head) + 1 :].split(" ")
+                self.parts = self._joined(older.parts, first, self._new)
+                return
+            head, _, _ = head.rpartition(" ")
+        self.parts = text.split(" ")
+
+    def read(self, read: Callable[[str], _Part]) -> list[_Part]:
+        """Return what `read` returns for each part."""
+        values = self._values.get(read)
+        if values is None:
+            older = self._older
+            known = None if older is None else older._values.get(read)
+            if known is None:
+                values = [_read_part(part, read) for part in self.parts]
+            else:
+                first = _read_part(self._first, read)
+                values = self._joined(known, first, [_read_part(part, read) for part in self._new])
+            self._values[read] = values
+        return values
+
+    def _joined(self, older: list[Any], first: Any, new: list[Any]) -> list[Any]:
+        return [first, *older[self._gone + 1 : -1], *new]
 
 
 @lru_cache(maxsize=64)
-def _split(text: str) -> tuple[list[str], bool]:  # several scorers ask this of a text in turn
-    parts = text.split(" ")
-    return parts, max(map(len, parts)) <= _LONGEST_PART
+def _parts(text: str) -> _Parts:  # several scorers ask this of a text in turn
+    parts = _Parts(text)
+    if parts.head:
+        _newest[parts.head[-_TAIL:]] = parts
+        if len(_newest) > _MOST_TEXTS:
+            _newest.popitem(last=False)
+    return parts
 
 
 @lru_cache(maxsize=2**14)

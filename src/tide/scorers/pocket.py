@@ -12,9 +12,8 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ _WORD = re.compile(
 )
 # Three or more single letters with the same separator between them.
 _SPACED = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
-# Letters that are joined over spaces.
+# Letters that are joined over spaces, each at the beginning or the end of a part.
+_LONE_LETTER = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])")
 _LETTERS_APART = re.compile(r"(?<![^\W_])[^\W\d_] [^\W\d_] [^\W\d_](?![^\W_])")
 # Digits and signs that stand for letters, and words that may hold them.
 _SIGNS = "013457@$!"
@@ -46,7 +46,6 @@ _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
 N_FEATURES = 2**20  # size of the hashed space
-_REACH = 1  # words before a word on which its features depend
 METADATA = "pocket_scorer"  # the entry of the metadata, JSON
 # Read instead of numbers, of words that hold an offensive one by chance (`BY_CHANCE`), and of words
 # that say what people are (`PEOPLE`).
@@ -91,17 +90,25 @@ def words_of(text: str) -> list[str]:
     `PEOPLE` is read as one word: no group can score otherwise than another. This word is part of no
     n-gram of words, or "is gay" would weigh what "gay" does not.
     """
-    if is_ordinary(text) and not _LETTERS_APART.search(text):
+    if is_ordinary(text) and not _has_letters_apart(text):
         read = list(chain.from_iterable(parts_of(text, _words_of_part)))
     else:
         read = list(_words_of_part.__wrapped__(text))
-    if _ANY_PEOPLE not in read:
+    if read.count(_ANY_PEOPLE) < 2:
         return read
-    words: list[str] = []
-    for word in read:
-        if word != _ANY_PEOPLE or words[-1:] != [_ANY_PEOPLE]:
-            words.append(word)
-    return words
+    repeated = (_ANY_PEOPLE, _ANY_PEOPLE)
+    return [read[0], *(pair[1] for pair in pairwise(read) if pair != repeated)]
+
+
+def _has_letters_apart(text: str) -> bool:
+    """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
+    lone = bytes(parts_of(text, _has_lone_letter))
+    return b"\1\1\1" in lone and _LETTERS_APART.search(text) is not None
+
+
+@lru_cache(maxsize=2**14)
+def _has_lone_letter(part: str) -> bool:
+    return _LONE_LETTER.search(part) is not None
 
 
 @lru_cache(maxsize=2**14)
@@ -141,16 +148,14 @@ def columns(text: str) -> Any:
     one word; here the columns of frequent words are cached.
     """
     words = words_of(text)
-    ends = [words[max(0, at - _REACH) : at + 1] for at in range(len(words))]
-    return np.array(sorted({column for run in ends for column in _last_columns(run)}), np.int64)
+    read = {column for word in words for column in _word_columns(word)}
+    read.update(column for pair in pairwise(words) if (column := _pair_column(*pair)) is not None)
+    return np.array(sorted(read), np.int64)
 
 
-def _last_columns(words: Sequence[str]) -> list[int]:
-    """Return the columns of the features that end with the last of one or two words."""
-    ends = [*_word_columns(words[-1])]
-    if len(words) > 1 and _ANY_PEOPLE not in words:
-        ends.append(_column(" ".join(words)))
-    return ends
+def _pair_column(before: str, word: str) -> int | None:
+    """Return the column of a pair of words, if the pair is a feature."""
+    return None if _ANY_PEOPLE in (before, word) else _column(f"{before} {word}")
 
 
 @lru_cache(maxsize=2**14)
@@ -212,7 +217,7 @@ class PocketScorer(ReadingScorer):
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
         self._bias = float(bias[0])
-        self._sums = Sums(by_column, _last_columns, _REACH)
+        self._sums = Sums(by_column, _word_columns, _pair_column)
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# The columns of the features that the last word of a run adds to it.
-Columns = Callable[[Sequence[str]], list[int]]
+# The columns of the features of a word, and the column of a pair of words, if it is a feature.
+WordColumns = Callable[[str], tuple[int, ...]]
+PairColumn = Callable[[str, str], int | None]
 _TAIL = 3  # words by which a text finds the text from which it has grown
 _GROWN = 4  # maximum number of words by which it has grown
 _NEAR = 8  # words of which its length and its beginning may differ
@@ -22,14 +24,15 @@ class Sums:
     """Sums of texts, given as words.
 
     A sum does not depend on earlier texts: the weights are multiples of 2^-24, whose sums are
-    exact in any order. columns: of the features that end with a word. reach: number of words before
-    a word on which its features depend.
+    exact in any order.
     """
 
-    def __init__(self, weights: NDArray[np.float64], columns: Columns, reach: int) -> None:
+    def __init__(
+        self, weights: NDArray[np.float64], word_columns: WordColumns, pair_column: PairColumn
+    ) -> None:
         self._weights = np.round(weights * 2**24) / 2**24
         self._read: Any = self._weights.data  # reads single numbers quickly
-        self._columns, self._reach = columns, reach
+        self._word_columns, self._pair_column = word_columns, pair_column
         self._windows: OrderedDict[tuple[str, ...], list[_Window]] = OrderedDict()
         self._lock = Lock()  # several threads may score
 
@@ -46,12 +49,20 @@ class Sums:
             return self._from_scratch(words) if window is None else self._moved(window, gone, words)
 
     def _from_scratch(self, words: Sequence[str]) -> tuple[float, int]:
-        columns = {column for group in self._groups(words, 0, len(words)) for column in group}
-        return float(self._weights[list(columns)].sum()), len(columns)
+        columns = list(set(self._columns(words, words)))
+        return float(self._weights[columns].sum()), len(columns)
 
-    def _groups(self, words: Sequence[str], start: int, end: int) -> list[list[int]]:
-        reach = self._reach
-        return [self._columns(words[max(0, at - reach) : at + 1]) for at in range(start, end)]
+    def _columns(self, words: Sequence[str], paired: Sequence[str]) -> list[int]:
+        """Return the columns of `words`, and of the pairs of words next to each other in `paired`.
+
+        A column occurs as often as its features.
+        """
+        columns = [column for word in words for column in self._word_columns(word)]
+        for pair in pairwise(paired):
+            column = self._pair_column(*pair)
+            if column is not None:
+                columns.append(column)
+        return columns
 
     def _before(self, words: list[str]) -> tuple[_Window | None, int]:
         """Take the window of a text from which this one has grown, if one is known.
@@ -71,30 +82,27 @@ class Sums:
 
     def _moved(self, window: _Window, gone: int, words: list[str]) -> tuple[float, int]:
         """Make a window that of `words`, by what differs; return its sum. gone: see `_before`."""
-        kept = window.kept(gone, words)
-        # The features of the first words depended on words that have gone.
-        fresh = min(kept, self._reach) if gone else 0
-        before = self._groups(words, 0, fresh)
-        after = self._groups(words, kept, len(words))
-        for group in (*window.groups[: gone + fresh], *window.groups[gone + kept :]):
-            window.remove(group, self._read)
-        for group in (*before, *after):
-            window.add(group, self._read)
-        window.groups = [*before, *window.groups[gone + fresh : gone + kept], *after]
+        old, kept = window.words, window.kept(gone, words)
+        if kept:
+            end = gone + kept
+            window.remove(self._columns(old[:gone], old[: gone + 1]), self._read)
+            window.remove(self._columns(old[end:], old[end - 1 :]), self._read)
+            window.add(self._columns(words[kept:], words[kept - 1 :]), self._read)
+        else:
+            window.total, window.counts = 0.0, {}
+            window.add(self._columns(words, words), self._read)
         window.words = words
         return window.total, len(window.counts)
 
 
 class _Window:
-    """The words of a text. counts: the number of its words that have each column.
+    """The words of a text. counts: how often each column occurs; empty until the text has grown.
 
-    groups: the columns of each word; none until the text has grown. total: the sum of the weights
-    of all columns.
+    total: the sum of the weights of all columns.
     """
 
     def __init__(self, words: list[str]) -> None:
         self.words, self.total = words, 0.0
-        self.groups: list[list[int]] = []
         self.counts: dict[int, int] = {}
 
     def gone(self, words: list[str]) -> int | None:
@@ -109,7 +117,7 @@ class _Window:
 
     def kept(self, gone: int, words: list[str]) -> int:
         """Return the number of words after the first `gone` that the text `words` begins with."""
-        if not self.groups:
+        if not self.counts:
             return 0
         left = self.words[gone:]
         if left == words[: len(left)]:
@@ -119,10 +127,11 @@ class _Window:
 
     def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
-        for column in set(columns).difference(counts):
-            self.total += weights[column]
         for column in columns:
-            counts[column] = counts.get(column, 0) + 1
+            count = counts.get(column, 0)
+            if count == 0:
+                self.total += weights[column]
+            counts[column] = count + 1
 
     def remove(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
