@@ -344,6 +344,7 @@ class _Parts:
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
         self._values: dict[Any, list[Any]] = {}
         self._older: _Parts | None = None
+        self.parts: list[str]
         head = self.head
         for _ in range(_MOST_NEW):
             older = _newest.get(head[-_TAIL:]) if head else None
