@@ -13,7 +13,9 @@ from tide.core.text import (
     before_half,
     first_end,
     is_degenerate,
+    maybe_stops,
     splits_character,
+    start_before,
     word_starts,
 )
 
@@ -192,3 +194,16 @@ def test_a_greeting_is_not_degenerate(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "Hi.", "...!!!", "\u4f60", "\u0e46 ... \u0e46 ...", "ab" * 4])
 def test_hardly_any_words_are_degenerate(text: str) -> None:
     assert is_degenerate(text)
+
+
+@examples(50, 1000)
+@given(st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4)))
+def test_only_the_last_pieces_say_whether_a_stop_string_may_have_begun(
+    pieces: list[str], stop: list[str]
+) -> None:
+    for end in range(len(pieces) + 1):
+        text = "".join(pieces[:end])
+        begun = [string[:count] for string in stop for count in range(1, len(string))]
+        assert maybe_stops(stop, pieces, end) == text.endswith(tuple(begun))
+        start = start_before(pieces, end, 3)
+        assert start == 0 or len("".join(pieces[start:end])) >= 3

@@ -100,7 +100,7 @@ def first_end(pieces: Sequence[str], *, ended: bool, stop: Sequence[str] = ()) -
     for end in _ends(pieces, ended):
         if end > MOST:
             break
-        if end >= LEAST and not maybe_stops(stop, pieces[:end]):
+        if end >= LEAST and not maybe_stops(stop, pieces, end):
             return end
     if len(pieces) <= MOST:
         return len(pieces) if ended else None
@@ -113,7 +113,7 @@ def first_end(pieces: Sequence[str], *, ended: bool, stop: Sequence[str] = ()) -
     characters = (end for end in near if not _splits_character(pieces, end))
     ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_CODE_POINT])
     for end in ends:
-        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
+        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces, end):
             return end
     if len(later) > _CODE_POINT and not stop:
         return WHERE_NONE  # no character is complete here, so there is no text to split
@@ -200,10 +200,19 @@ def _splits_character(pieces: Sequence[str], end: int) -> bool:
     )
 
 
-def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
-    """Whether the text of the pieces ends with the beginning of a stop string."""
-    text = "".join(pieces) if stop else ""
+def maybe_stops(stop: Sequence[str], pieces: Sequence[str], end: int) -> bool:
+    """Whether the text of the first `end` pieces ends with the beginning of a stop string."""
+    longest = max(map(len, stop), default=0)
+    text = "".join(pieces[start_before(pieces, end, longest) : end])
     return any(text.endswith(string[:count]) for string in stop for count in range(1, len(string)))
+
+
+def start_before(pieces: Sequence[str], end: int, length: int) -> int:
+    """Return the last start from which the pieces before `end` have `length` characters, or 0."""
+    while end > 0 and length > 0:
+        end -= 1
+        length -= len(pieces[end])
+    return end
 
 
 _OPEN, _CLOSE = "<think>", "</think>"

@@ -281,8 +281,11 @@ def _breaks_off(answer: Answer, *, ended: bool) -> bool:
     """
     watch = answer.watch
     fresh = watch.texts[answer.kept :]
+    text = "".join(fresh)
+    if HALF not in text:
+        return False
     half = answer.kept + before_half(fresh)
-    if HALF not in "".join(fresh).rstrip(HALF):
+    if HALF not in text.rstrip(HALF):
         if ended:
             del watch.texts[half:], watch.ids[half:]
         return False
@@ -435,8 +438,9 @@ async def _pass_up_to_blame(answer: Answer, failure: Failure) -> tuple[int, int]
             end = position
             break
         start = position
-        before, stop = watch.texts[:position], watch.settings.stop
-        if answer.continues and not (maybe_stops(stop, before) or is_nearly_empty("".join(before))):
+        may_stop = maybe_stops(watch.settings.stop, watch.texts, position)
+        is_empty = is_nearly_empty("".join(watch.texts[:position]))
+        if answer.continues and not (may_stop or is_empty):
             watch.judge(position, worst)
     _give_out(answer)
     return start, end

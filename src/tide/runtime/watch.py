@@ -4,6 +4,7 @@ finds where it fails.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from tide.core.text import (
     first_end,
     last_whole,
     maybe_stops,
+    start_before,
     word_ends,
     word_starts,
 )
@@ -181,7 +183,7 @@ class Watch:
                     self._empty = position
                 elif (
                     position - start >= minimum or self._ends_sentence(position)
-                ) and not maybe_stops(stop, self.texts[:position]):
+                ) and not maybe_stops(stop, self.texts, position):
                     return position
         return end if ended else None
 
@@ -213,7 +215,8 @@ class Watch:
 
     def ends(self, position: int) -> bool:
         """Return whether a sentence or the answer ends at a position returned by `asks`."""
-        return position in self._sentences
+        at = bisect_left(self._sentences, position)
+        return self._sentences[at : at + 1] == [position]
 
     def note_acceptance(self, position: int) -> None:
         """Note that the screen accepts the next position, which so neither passes nor fails."""
@@ -325,7 +328,7 @@ async def written(
             effort.read_tokens += piece.read_tokens or 0
             effort.usage = piece.usage
             (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
-            reason = _stopped(watch) or piece.finish_reason
+            reason = _stopped(watch, settled) or piece.finish_reason
             yield piece if reason == piece.finish_reason else replace(piece, finish_reason=reason)
             if reason is not None:
                 return
@@ -334,12 +337,18 @@ async def written(
                 settled = last_whole(watch.texts)
 
 
-def _stopped(watch: Watch) -> FinishReason | None:
-    """Cut the answer before its first stop string; return "stop" if there is a stop string."""
-    settings = watch.settings
-    end = settings.stop_in(watch.text) if settings.stop else None
+def _stopped(watch: Watch, settled: int) -> FinishReason | None:
+    """Cut the answer before its first stop string; return "stop" if there is a stop string.
+
+    settled: number of tokens whose texts were searched before.
+    """
+    texts, stop = watch.texts, watch.settings.stop
+    longest = max(map(len, stop), default=0)
+    start = start_before(texts, settled, longest)
+    end = watch.settings.stop_in("".join(texts[start:])) if stop else None
     if end is None:
         return None
+    end += len("".join(texts[:start]))
     # Passed text stays.
-    watch.cut(max(end, len("".join(watch.texts[: watch.passed]))))
+    watch.cut(max(end, len("".join(texts[: watch.passed]))))
     return "stop"
