@@ -32,7 +32,7 @@ _BATCH_NUMBERS = 4_000_000
 # Averages that are shares of completions or prompts, by the last part of their names.
 _SHARES = {"rate", "each", "changed", "empty", "degenerate", "unresolved", "refused"}
 # Costs, summed over the trials of a prompt.
-_COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls", "seconds")
+_COSTS = ("evaluations", "generated_tokens", "forward_tokens", "scorer_calls", "seconds")
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-
-    @property
-    def half_width(self) -> float | None:
-        if self.low is None or self.high is None:
-            return None
-        return (self.high - self.low) / 2
 
 
 class Share(Estimate):
@@ -92,8 +86,8 @@ class Summary:
 
     averages: over completions, `iterations` (the paper's K-bar; the prompt itself is 1),
     `num_tokens`, `empty` and `degenerate` (`core.text.is_degenerate`); over prompts,
-    `dist_1` to `dist_3` (distinct n-grams per word of a prompt's completions, as in DExperts),
-    `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`, `seconds`, and
+    `dist_2` and `dist_3` (distinct n-grams per word of a prompt's completions, as in DExperts),
+    `evaluations`, `generated_tokens`, `forward_tokens`, `scorer_calls`, `seconds`, and
     `unresolved` and `refused` (shares of prompts with an unresolved or a refused trial).
     """
 
@@ -223,7 +217,7 @@ def _add_text(averages: _Averages, trials: DataFrame) -> None:
     for name in ("iterations", "num_tokens", "empty", "degenerate"):
         averages.over_completions((name,), trials[name])
     by_prompt = trials["text"].groupby(level=0, sort=False)
-    for n in (1, 2, 3):
+    for n in (2, 3):
         averages.over_prompts((f"dist_{n}",), by_prompt.agg(_distinct, n=n).astype(float))
 
 

@@ -55,13 +55,11 @@ class Column:
             return "-"
         if not isinstance(value, Estimate) or not self.interval:
             return self._number(number)
-        if value.low is None or value.high is None or not self._has_both_ends(value):
-            half = value.half_width
-            return self._number(number) + ("" if half is None else f" ±{self._number(half)}")
-        return f"{self._number(number)} [{self._number(value.low)}, {self._number(value.high)}]"
-
-    def _has_both_ends(self, value: Estimate) -> bool:
-        return isinstance(value, Share) or self.form == "signed"
+        if value.low is None or value.high is None:
+            return self._number(number)
+        if isinstance(value, Share) or self.form == "signed":
+            return f"{self._number(number)} [{self._number(value.low)}, {self._number(value.high)}]"
+        return f"{self._number(number)} ±{self._number((value.high - value.low) / 2)}"
 
     def _number(self, value: float) -> str:
         if self.form == "p" and value < 0.001:
@@ -140,8 +138,7 @@ _CHANGED = Column(
 )
 # Columns by the name of the average.
 _TEXT = {
-    "dist_1": Column("dist-1", says="distinct words of a prompt's completions, per word"),
-    "dist_2": Column("dist-2", says="distinct pairs of words, per word"),
+    "dist_2": Column("dist-2", says="distinct pairs of words of a prompt's completions, per word"),
     "dist_3": Column("dist-3", says="distinct triples, per word"),
     "num_tokens": Column("tokens", 1, says="mean length"),
     "empty": Column("empty", says="share of empty completions"),
@@ -152,7 +149,6 @@ _TEXT = {
 _COST = {
     "iterations": Column("K-bar", 2, says="mean iterations; the prompt itself is the first"),
     "evaluations": Column("evals", 2, says="completions written"),
-    "rounds": Column("rounds", 2, says="sequential calls of the model"),
     "generated_tokens": Column("tokens", 0, says="tokens written"),
     "forward_tokens": Column("forward", 0, says="tokens run through the model"),
     "scorer_calls": Column("scored", 2, says="texts scored"),
