@@ -18,9 +18,8 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import AsyncScorer, load_scorer, score_texts
 from tide.scorers.base import Scorer
-from tide.scorers.cache import CachedScorer
 from tide.scorers.services import PerspectiveScorer
-from tide.scorers.wrappers import MaxScorer
+from tide.scorers.wrappers import CachedScorer, MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
 

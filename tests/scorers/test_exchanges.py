@@ -15,9 +15,9 @@ from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_blank, is_quick, reads_exchanges
-from tide.scorers.cache import CachedScorer
 from tide.scorers.languages import StrictLanguageScorer
 from tide.scorers.wrappers import (
+    CachedScorer,
     MaxScorer,
     MeanScorer,
     WindowedScorer,

@@ -173,7 +173,7 @@ def test_moderations(server: Running) -> None:
             with pytest.raises(openai.BadRequestError):
                 client.moderations.create(input=wrong)
     scorer = OpenAIModerationScorer(
-        key=KEY, url=f"{server.url}/v1", categories=("harassment",), queries_per_second=100
+        "a-model#harassment", key=KEY, url=f"{server.url}/v1", queries_per_second=100
     )
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
 

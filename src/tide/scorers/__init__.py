@@ -38,7 +38,7 @@ REGISTRY = Registry(
         "perspective": "tide.scorers.services:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services:OpenAIModerationScorer",
         "classifier": "tide.scorers.services:ServedClassifier",
-        "cache": "tide.scorers.cache:CachedScorer",
+        "cache": "tide.scorers.wrappers:CachedScorer",
         "strict-language": "tide.scorers.languages:StrictLanguageScorer",
         "windows": "tide.scorers.wrappers:WindowedScorer",
         "max": "tide.scorers.wrappers:MaxScorer",

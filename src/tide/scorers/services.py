@@ -112,7 +112,7 @@ class _ModerationReply(BaseModel):
 
 
 class OpenAIModerationScorer(RemoteScorer):
-    """The largest score among `categories`, in [0, 1].
+    """The largest score among `CATEGORIES`, in [0, 1].
 
     `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
     attribute. model: by default a dated version, so that scores stay comparable. The scores are not
@@ -130,7 +130,6 @@ class OpenAIModerationScorer(RemoteScorer):
         self,
         model: str = "omni-moderation-2024-09-26",
         *,
-        categories: tuple[str, ...] = CATEGORIES,
         key: str | None = None,
         url: str | None = None,
         **options: Any,
@@ -138,9 +137,8 @@ class OpenAIModerationScorer(RemoteScorer):
         self._key = need_key("OPENAI_API_KEY", key)
         url = url_from("OPENAI_BASE_URL", url, MODERATION_URL)
         self._model, _, named = model.partition("#")
-        self.attributes = categories = tuple(named.split(",")) if named else categories
-        self.highest_of = categories
-        chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
+        self.attributes = self.highest_of = tuple(named.split(",")) if named else CATEGORIES
+        chosen = f"#{named}" if named else ""
         where = "" if url == MODERATION_URL else f"@{place_of(url)}"
         super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)
 

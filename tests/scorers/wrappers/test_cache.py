@@ -14,8 +14,7 @@ from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.base import attributes_of
-from tide.scorers.cache import CachedScorer
-from tide.scorers.wrappers import MaxScorer, WindowedScorer
+from tide.scorers.wrappers import CachedScorer, MaxScorer, WindowedScorer
 
 TEXTS = [f"text number {i}" for i in range(200)]
 

@@ -8,8 +8,7 @@ from tests.fakes import FakeScorer
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_quick, screen_of
-from tide.scorers.cache import CachedScorer
-from tide.scorers.wrappers import ConfirmScorer, MaxScorer, MeanScorer
+from tide.scorers.wrappers import CachedScorer, ConfirmScorer, MaxScorer, MeanScorer
 
 
 def constant(value: float, threshold: float) -> Scorer:

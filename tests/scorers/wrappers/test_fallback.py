@@ -20,8 +20,7 @@ from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
 from tide.scorers import REGISTRY, load_scorer
 from tide.scorers.base import Attributed, CallableScorer, Scorer, score_texts
-from tide.scorers.cache import CachedScorer
-from tide.scorers.wrappers import FallbackScorer
+from tide.scorers.wrappers import CachedScorer, FallbackScorer
 
 TEXTS = ["calm", "rude"]
 
