@@ -240,10 +240,14 @@ class Attributed(NamedTuple):
 
         owners: of each part, the number of its text.
         """
-        highest = np.zeros((1 + len(self.attributes), count))
-        columns = np.array([self.values, *self.attributes.values()])
-        np.maximum.at(highest, (slice(None), np.asarray(owners, dtype=np.int64)), columns)
-        return Attributed(highest[0], dict(zip(self.attributes, highest[1:], strict=True)))
+
+        def highest(values: Floats) -> Floats:
+            of_texts = np.zeros(count)
+            np.maximum.at(of_texts, np.asarray(owners, dtype=np.int64), values)
+            return of_texts
+
+        attributes = {name: highest(column) for name, column in self.attributes.items()}
+        return Attributed(highest(self.values), attributes)
 
 
 class PlainScorer:
