@@ -13,8 +13,7 @@ import pytest
 from tests.fakes import Babbler, FakeScorer, RudeScorer
 from tests.server.running import BACKTRACK, counted, running, wait_until
 from tide.scorers.wrappers import ConfirmScorer
-from tide.server.budget import Budget
-from tide.server.metrics import Metrics
+from tide.server.telemetry import Budget, Metrics
 
 
 @pytest.mark.parametrize("mode", ["enforce", "monitor"])

@@ -31,7 +31,6 @@ from tests.server.running import (
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
-from tide.server.metrics import Metrics
 from tide.server.policies import (
     CommandLine,
     Policies,
@@ -40,6 +39,7 @@ from tide.server.policies import (
     PolicyFile,
     Scorers,
 )
+from tide.server.telemetry import Metrics
 
 RUDE = "rude"  # registered by the fixture below
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}

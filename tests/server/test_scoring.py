@@ -22,7 +22,7 @@ from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer, Metrics
+from tide.server.telemetry import MeasuredScorer, Metrics
 
 KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]

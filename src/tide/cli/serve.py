@@ -167,12 +167,12 @@ def serve(
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         require(package, "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
-    from tide.server import tracing  # noqa: PLC0415
+    from tide.server import telemetry  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
     from tide.server.monitor import Monitor  # noqa: PLC0415
     from tide.server.policies import CommandLine, Policies  # noqa: PLC0415
 
-    provider = tracing.exporting() if otel else None
+    provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
     values = overrides or {}
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)

@@ -9,6 +9,6 @@ monitor.py     writes unscored drafts, and forecasts the changes that enforcing 
 guardrail.py   litellm's guardrail
 scoring.py     the scoring APIs of Perspective and OpenAI
 limits.py      the limits of a server and of one request
-metrics.py     metrics for Prometheus; tracing.py: spans for OpenTelemetry
+telemetry.py   metrics for Prometheus, budgets of policies, spans for OpenTelemetry
 app.py         the routes
 """

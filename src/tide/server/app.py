@@ -38,7 +38,7 @@ from tide.server.schemas import (
     Shape,
 )
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
-from tide.server.tracing import instrument
+from tide.server.telemetry import instrument
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -64,7 +64,7 @@ def create_app(
 
     name: the name of the model that clients see. tracing: OpenTelemetry's provider of spans.
     """
-    limits, metrics, engine = policies.limits, policies.metrics, policies.engine
+    engine = policies.engine
     monitor = monitor or Monitor(policies)
     serving = Serving(policies, name, monitor)
     proxy = Proxy(engine, serving, monitor) if isinstance(engine, OpenAIEngine) else None
@@ -79,7 +79,7 @@ def create_app(
             # It takes a second, for which the first word in a list would stop all answers.
             asyncio.get_running_loop().run_in_executor(None, load_identifier)
         yield
-        await monitor.finish(limits.drain)
+        await monitor.finish(policies.limits.drain)
         if proxy is not None:
             await proxy.upstream.close()
 
@@ -92,51 +92,10 @@ def create_app(
     app.add_middleware(ExceptionMiddleware, handlers={Exception: _failed})
     if tracing is not None:
         instrument(app, tracing)
-
     app.include_router(_generation_routes(serving, proxy))
     app.include_router(_model_routes(serving, proxy))
     app.include_router(_scoring_routes())
-
-    @app.get("/health")
-    async def health() -> Response:
-        return _state(not engine.closed)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        good = engine.available and not engine.closed and await asyncio.to_thread(scorers_answer)
-        return _state(good, engine.capability_notes)
-
-    def scorers_answer() -> bool:
-        """Return False if a scorer is known to be down."""
-        # Policies may share a scorer. With a set, a scorer that is down is called only once.
-        scorers = {policy.plan.measured for policy in policies.table.policies.values()}
-        return all(scorer.check() for scorer in scorers)
-
-    @app.get("/metrics")
-    async def figures() -> Response:
-        metrics.engine_up.set(engine.available)
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
-
-    chats = _has_chats(engine)
-
-    @app.get("/version")
-    async def version(http: Request) -> dict[str, Any]:
-        policy: ServedPolicy = http.scope[VISIT].policies[0]
-        usual = policy.detox.settings
-        of_chat = usual.for_chat(engine.chat_sampling)
-        return {
-            "version": __version__,
-            "model": name,
-            "policy": policy.name,
-            "mode": policy.mode,
-            "scorer": policy.detox.scorer.name,
-            "preset": policy.plan.preset,
-            "chats": chats,
-            "traces": limits.traces,
-            **{key: getattr(usual, key) for key in _SHOWN},
-            "chat": {key: getattr(of_chat, key) for key in _SHOWN},
-        }
-
+    app.include_router(_state_routes(policies, name))
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(_page(FOLDER / file))
     return Gate(app, policies)
@@ -234,6 +193,54 @@ def _scoring_routes() -> APIRouter:
     async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
         visit: Visit = http.scope[VISIT]
         return await guard(visit.policies[0], request, visit.number)
+
+    return routes
+
+
+def _state_routes(policies: Policies, name: str) -> APIRouter:
+    """Return the routes about the server itself."""
+    routes, engine = APIRouter(), policies.engine
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return _state(not engine.closed)
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        good = engine.available and not engine.closed and await asyncio.to_thread(scorers_answer)
+        return _state(good, engine.capability_notes)
+
+    def scorers_answer() -> bool:
+        """Return False if a scorer is known to be down."""
+        # Policies may share a scorer. With a set, a scorer that is down is called only once.
+        scorers = {policy.plan.measured for policy in policies.table.policies.values()}
+        return all(scorer.check() for scorer in scorers)
+
+    @routes.get("/metrics")
+    async def figures() -> Response:
+        policies.metrics.engine_up.set(engine.available)
+        text = policies.metrics.text()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    chats = _has_chats(engine)
+
+    @routes.get("/version")
+    async def version(http: Request) -> dict[str, Any]:
+        policy: ServedPolicy = http.scope[VISIT].policies[0]
+        usual = policy.detox.settings
+        of_chat = usual.for_chat(engine.chat_sampling)
+        return {
+            "version": __version__,
+            "model": name,
+            "policy": policy.name,
+            "mode": policy.mode,
+            "scorer": policy.detox.scorer.name,
+            "preset": policy.plan.preset,
+            "chats": chats,
+            "traces": policies.limits.traces,
+            **{key: getattr(usual, key) for key in _SHOWN},
+            "chat": {key: getattr(of_chat, key) for key in _SHOWN},
+        }
 
     return routes
 

@@ -33,7 +33,6 @@ from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.gate import Visit
-from tide.server.metrics import is_changed
 from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
@@ -44,7 +43,7 @@ from tide.server.schemas import (
     Shape,
     event,
 )
-from tide.server.tracing import record_evaluation
+from tide.server.telemetry import is_changed, record_evaluation
 
 _PAUSE = 5  # the `Retry-After` of a busy server, in seconds
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.

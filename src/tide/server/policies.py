@@ -31,13 +31,12 @@ from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_nearly_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
-from tide.server.budget import Budget
 from tide.server.gate import KEYS, check_exposure, digest
 from tide.server.limits import Limits
-from tide.server.metrics import MeasuredScorer, Metrics
 from tide.server.monitor import Draft, Forecast, forecast
 from tide.server.monitor import write as write_unjudged
 from tide.server.scoring import ScoringApi
+from tide.server.telemetry import Budget, MeasuredScorer, Metrics
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

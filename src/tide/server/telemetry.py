@@ -1,0 +1,344 @@
+"""What operators see: metrics for Prometheus, budgets of policies, and spans for OpenTelemetry.
+
+They hold counts, times and scores, never any text or key. A span's `tide.request_id` is the
+`x-request-id` of the answer and the `request` of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from tide.core.errors import ScorerError, require
+from tide.core.results import Result, Trial
+from tide.evaluation.assessment import evidence
+from tide.scorers.base import (
+    FALLBACK,
+    HEALTH_TEXT,
+    Attributed,
+    Exchange,
+    Scorer,
+    ScorerWrapper,
+    languages_of,
+    screen_of,
+)
+from tide.scorers.languages import language_of
+from tide.server.gate import LOG, VISIT
+from tide.server.monitor import Draft
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_SCORES = tuple(i / 10 for i in range(11))
+# With this evidence, a warning is false for at most one of twenty policies that keep their budget.
+_CONVINCING = 20.0
+_PROBES = "/health,/ready,/metrics"  # not traced, as they are polled often
+
+
+class Metrics:
+    """The metrics of one server.
+
+    With several processes (`tide serve --workers`), `text` sums them; of a budget, it has the
+    process that is nearest to its end.
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._add_metrics_of_requests()
+        self._add_metrics_of_completions()
+        self._add_metrics_of_policies()
+        self._add_metrics_of_scorers()
+
+    def _add_metrics_of_requests(self) -> None:
+        highest = partial(self._gauge, over_processes="livemax")
+        self.requests = self._counter(
+            "requests", "Requests by status; 499: the client disconnected", "route", "status"
+        )
+        self.seconds = self._histogram("request_seconds", "Time of a request", "route")
+        self.answers = self._counter(
+            "answers",
+            "Requests for text by policy, name of the key, and status",
+            *("policy", "key", "status"),
+        )
+        self.first_text = self._histogram(
+            "first_text_seconds", "Time to the first text of an answer", "policy"
+        )
+        self.engine_up = highest("engine_up", "1 if the model, or the server of a gateway, answers")
+        self.reloads = self._counter(
+            "reloads", "Reloads of the policy file: done or failed", "outcome"
+        )
+        self.in_flight = self._gauge(
+            "requests_in_flight", "Requests not yet fully answered", over_processes="livesum"
+        )
+        self.under_way = self._gauge(
+            "completions_under_way", "Completions running or queued", over_processes="livesum"
+        )
+
+    def _add_metrics_of_completions(self) -> None:
+        self.outcomes = self._counter("completions", "Completions by outcome", "outcome")
+        self.changed = self._counter(
+            "changed_completions",
+            "Texts given out that differ from the model's own text; whole: its whole text failed; "
+            "beginning: a beginning of it failed, so the rest was never written or scored",
+            "failed",
+        )
+        self.rounds = self._counter("rounds", "Engine calls that the completions took part in")
+        self.evaluations = self._counter(
+            "evaluations", "Texts generated and scored for completions"
+        )
+        self.generated = self._counter("generated_tokens", "Tokens that the model wrote")
+        self.before = self._scores("toxicity_before", "Score of the model's own text")
+        self.after = self._scores("toxicity_after", "Score of the returned text")
+
+    def _add_metrics_of_policies(self) -> None:
+        highest = partial(self._gauge, over_processes="livemax")
+        self.monitored = self._counter(
+            "monitor_answers",
+            "Monitored answers by outcome: changed or unchanged by enforcing, failed (no score) or "
+            "skipped (too many were waiting)",
+            *("policy", "outcome"),
+        )
+        self.monitor_score = self._scores(
+            "monitor_score", "Score of a monitored answer, or of its failing beginning", "policy"
+        )
+        self.shadowed = self._counter(
+            "shadow_answers",
+            "Sent answers by the outcome that a shadow policy would have had for them, as in "
+            "tide_monitor_answers",
+            *("policy", "shadow", "outcome"),
+        )
+        self.shadow_score = self._scores(
+            "shadow_score",
+            "Score that a shadow policy gave a sent answer, or its failing beginning",
+            *("policy", "shadow"),
+        )
+        self.of_policy = self._counter(
+            "policy_answers",
+            "Answers of an enforced policy: altered (also: withheld) or unaltered",
+            *("policy", "outcome"),
+        )
+        self.alter_at_most = highest("policy_alter_at_most", "Budget of altered answers", "policy")
+        self.altered_share = highest("policy_altered_share", "Share of altered answers", "policy")
+        self.altered_evidence = highest(
+            "policy_altered_evidence",
+            "Evidence that more answers are altered than the budget allows; from 20 on, a warning",
+            "policy",
+        )
+        self.guardrail = self._counter(
+            "guardrail_answers",
+            "Answers to litellm's guardrail: passed, blocked, failed (no score)",
+            *("policy", "outcome"),
+        )
+
+    def _add_metrics_of_scorers(self) -> None:
+        self.scored = self._counter("scorer_texts", "Texts sent to the scorer")
+        self.failed = self._counter("scorer_errors", "Failed calls of the scorer", "kind")
+        self.fallbacks = self._counter(
+            "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
+        )
+        self.languages = self._counter(
+            "unread_answers",
+            "Answers in a language that the scorer does not read; word lists help it",
+            "language",
+        )
+        self.scoring = self._histogram("scorer_seconds", "Time of a scorer call")
+
+    def _counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(name, says, labels, namespace="tide", registry=self._registry)
+
+    def _gauge(self, name: str, says: str, *labels: str, over_processes: Any) -> Gauge:
+        """over_processes: how the values of several processes become one."""
+        return Gauge(
+            name,
+            says,
+            labels,
+            namespace="tide",
+            registry=self._registry,
+            multiprocess_mode=over_processes,
+        )
+
+    def _histogram(
+        self, name: str, says: str, *labels: str, buckets: Sequence[float] = _SECONDS
+    ) -> Histogram:
+        return Histogram(
+            name, says, labels, namespace="tide", registry=self._registry, buckets=buckets
+        )
+
+    def _scores(self, name: str, says: str, *labels: str) -> Histogram:
+        return self._histogram(name, says, *labels, buckets=_SCORES)
+
+    def add(self, answered: Result | Draft) -> None:
+        """Count one completion."""
+        if isinstance(answered, Draft):
+            self.outcomes.labels("monitored").inc()
+            self.generated.inc(answered.generated_tokens)
+            return
+        best = answered.best
+        outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
+        self.outcomes.labels(outcome).inc()
+        if is_changed(best):
+            self.changed.labels("beginning" if best.base_partial else "whole").inc()
+        self.rounds.inc(best.rounds)
+        self.evaluations.inc(best.evaluations)
+        self.generated.inc(best.generated_tokens)
+        self.before.observe(best.base.toxicity)
+        self.after.observe(best.toxicity)
+
+    async def unread_language(self, text: str, scorer: Scorer) -> dict[str, str]:
+        """Return and count the `language` of a text if the scorer does not read it, else {}."""
+        if languages_of(scorer) != ("en",):
+            return {}
+        language = await asyncio.to_thread(language_of, text)
+        if language in ("", "en"):
+            return {}
+        self.languages.labels(language).inc()
+        return {"language": language}
+
+    def text(self) -> bytes:
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+
+def is_changed(trial: Trial) -> bool:
+    """Return whether an answer is given out that differs from the model's own."""
+    other_calls = bool(trial.parts.tool_calls) and trial.chosen > 0
+    return not trial.refused and (trial.text != trial.base.text or other_calls)
+
+
+class MeasuredScorer(ScorerWrapper):
+    """Counts and times the calls of a scorer.
+
+    Policies share scorers, so only one thread at a time calls a slow scorer, unless it is
+    `concurrent`. up: whether the last call succeeded.
+    """
+
+    def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
+        super().__init__(scorer)
+        self.metrics = metrics
+        self._lock = threading.RLock()
+        self.up = True
+        if (screen := screen_of(scorer)) is not None:
+            inner = MeasuredScorer(screen, metrics)
+            # A scorer and its screen may have a member in common.
+            inner._lock = self._lock
+            self.screen = inner
+
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        with nullcontext() if self.quick or self.concurrent else self._lock:
+            started = time.monotonic()
+            try:
+                answer = super().score_attributes(texts)
+            except ScorerError as error:
+                self.up = False
+                self.metrics.failed.labels(type(error).__name__).inc()
+                raise
+            finally:
+                self.metrics.scoring.observe(time.monotonic() - started)
+                self.metrics.scored.inc(len(texts))
+            self.up = True
+            if FALLBACK in answer.attributes:
+                self.metrics.fallbacks.inc(float(answer.attributes[FALLBACK].sum()))
+            return answer
+
+    def check(self) -> bool:
+        """Return whether the scorer answers. Calls the scorer only if the last call failed.
+
+        A busy scorer is not called, as health checks would delay the server's clients.
+        """
+        if not self.up and self._lock.acquire(blocking=False):
+            try:
+                with suppress(ScorerError):
+                    self.score([HEALTH_TEXT])
+            finally:
+                self._lock.release()
+        return self.up and (not isinstance(self.screen, MeasuredScorer) or self.screen.check())
+
+
+class Budget:
+    """Compares the share of a policy's answers that are altered with its budget.
+
+    share: its `alter_at_most`; None: nothing is compared.
+    """
+
+    def __init__(self, policy: str, share: float | None, metrics: Metrics) -> None:
+        self._policy, self._share, self._metrics = policy, share, metrics
+        self._answers, self._altered, self._warned = 0, 0, False
+
+    def count(self, *, altered: bool) -> None:
+        """Count an answer, and warn once if more are altered than the budget allows."""
+        if self._share is None:
+            return
+        self._answers += 1
+        self._altered += altered
+        e_value = evidence(self._altered, self._answers, self._share)
+        share = self._altered / self._answers
+        self._metrics.alter_at_most.labels(self._policy).set(self._share)
+        self._metrics.altered_share.labels(self._policy).set(share)
+        self._metrics.altered_evidence.labels(self._policy).set(e_value)
+        if e_value >= _CONVINCING and not self._warned:
+            self._warned = True
+            about = {"policy": self._policy, "alter_at_most": self._share, "altered": share}
+            LOG.warning(json.dumps({"over_budget": {**about, "answers": self._answers}}))
+
+
+def exporting() -> Any:
+    """Return a provider that exports spans, configured by the variables OTEL_EXPORTER_OTLP_*.
+
+    Raises MissingDependencyError without the extra `otel`.
+    """
+    sdk = require("opentelemetry.sdk.trace", "otel")
+    resources = require("opentelemetry.sdk.resources", "otel")
+    export = require("opentelemetry.sdk.trace.export", "otel")
+    otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
+    name = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "tide")}
+    provider = sdk.TracerProvider(resource=resources.Resource.create(name))
+    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    return provider
+
+
+def instrument(app: FastAPI, provider: Any) -> None:
+    """Give each request to `app` a span, a child of the client's span (`traceparent`)."""
+    fastapi = require("opentelemetry.instrumentation.fastapi", "otel")
+    fastapi.FastAPIInstrumentor.instrument_app(
+        app,
+        tracer_provider=provider,
+        server_request_hook=lambda span, scope: span.set_attribute(
+            "tide.request_id", scope[VISIT].number
+        ),
+        excluded_urls=_PROBES,
+        exclude_spans=["receive", "send"],
+    )
+
+
+def record_evaluation(trial: Trial) -> None:
+    """Add the score and the cost of a completion to the span of the current request, if any."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return
+    trace.get_current_span().add_event(
+        "gen_ai.evaluation.result",
+        {
+            "gen_ai.evaluation.name": "toxicity",
+            "gen_ai.evaluation.score.value": trial.toxicity,
+            "gen_ai.evaluation.score.label": "accepted" if trial.accepted else "not accepted",
+            "tide.toxicity_before": trial.base.toxicity,
+            "tide.rounds": trial.rounds,
+            "tide.evaluations": trial.evaluations,
+            "tide.generated_tokens": trial.generated_tokens,
+        },
+    )
