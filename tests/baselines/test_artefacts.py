@@ -70,7 +70,7 @@ def test_an_artefact_that_lacks_something_is_refused(
     write_with(gpt2, kind, tmp_path)
 
 
-@pytest.mark.parametrize("shape", [(3,), (1,), (), (1, 1), (0, 0)])
+@pytest.mark.parametrize("shape", [(1,), (0, 0)])
 # A word filter has no tensors that must fit the model's.
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "word-filter"])
 def test_tensors_that_are_all_of_a_wrong_shape_are_refused(
@@ -107,16 +107,6 @@ def test_a_training_that_diverged_leaves_no_artefact(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"learning_rate: .* lower it"):
         save_artefact(tmp_path / "sasa", {"weight": torch.tensor([torch.nan])}, {})
     assert not list(tmp_path.iterdir())
-
-
-def test_the_digest_is_that_of_the_contents(gpt2: World, tmp_path: Path) -> None:
-    info = {"baseline": "sasa", "model": "tiny", "fingerprint": fingerprint(gpt2.engine.model)}
-    digests = []
-    for number in (1.0, 1.0, 2.0):
-        save_artefact(tmp_path / "sasa", {"weight": torch.tensor([number])}, info)
-        artefact = load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
-        digests.append(artefact.digest)
-    assert digests[0] == digests[1] != digests[2]
 
 
 def test_an_auxiliary_model_is_checked(gpt2: World, tmp_path: Path) -> None:

@@ -166,15 +166,6 @@ def test_labels_of_sasa_choose_the_classifier(gpt2: World) -> None:
     assert texts != others
 
 
-def test_a_stop_token_ends_a_row_alone(gpt2: World) -> None:
-    baseline = gpt2.load(STRENGTHS["rad"])
-    whole = tokens(baseline, PROMPTS, GREEDY, SEEDS)
-    stop = whole[0][2]
-    with ending_with(gpt2.engine, stop):
-        cut = tokens(baseline, PROMPTS, GREEDY, SEEDS)
-    assert cut == [row[: row.index(stop)] if stop in row else row for row in whole]
-
-
 def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`max_batch` limits the sequences of a forward pass, including candidates and prefixes."""
     baseline = gpt2.load(STRENGTHS["sasa"])

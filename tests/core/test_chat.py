@@ -17,7 +17,7 @@ from tests.command import tide
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
-from tide.core.chat import Chat, Rendered, render
+from tide.core.chat import Chat, render
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.data.records import read_records
@@ -148,13 +148,6 @@ def test_what_an_assistant_thought_is_left_out() -> None:
         Chat.of([said | thoughts])
 
 
-def test_of_which_span_a_token_is() -> None:
-    assert Rendered("a: b c", ((3, 6),)).spans_of([(0, 2), (3, 4), (4, 6)]) == [-1, 0, 0]
-    two = Rendered("abc", ((0, 1), (2, 3)))
-    assert two.spans_of([(0, 0), (0, 1), (0, 2), (1, 2), (2, 3)]) == [-1, 1, -1, -1, 0]
-    assert Rendered("ab").spans_of([(0, 1)]) == [-1]
-
-
 @pytest.mark.parametrize("name", list(BAD))
 def test_a_template_that_does_not_say_what_users_said(tmp_path: Path, name: str) -> None:
     engine = TransformersEngine(save_chat_model(tmp_path, BAD[name]))
@@ -255,15 +248,7 @@ def test_rendered_chat_has_a_maximum_length(tmp_path: Path) -> None:
         (SYSTEM, "messages: the last message must have the role user or tool, not system"),
         ([{**RESULT}], "messages: no message has the role user"),
         ([*HELLO, RESULT | {"tool_call_id": None}], r"messages\.1: tool_call_id: required for"),
-        (
-            [HELLO[0] | {"tool_call_id": "x"}],
-            r"messages\.0: tool_call_id: required for the role tool",
-        ),
         ([HELLO[0] | {"tool_calls": [CALL]}], r"messages\.0: tool_calls: not allowed in a message"),
-        (
-            [*HELLO, CALLING | {"tool_calls": [{}]}],
-            r"messages\.1\.tool_calls\.0\.id: Field required",
-        ),
     ],
 )
 def test_bad_messages_are_one_line(messages: Any, message: str) -> None:
@@ -321,47 +306,6 @@ def test_whatever_is_said_is_found(
     assert all(a[1] <= b[0] for a, b in zip(text.spans, text.spans[1:], strict=False))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
-    ),
-)
-
-
-@pytest.mark.attack
-@given(JSON)
-@examples(50, 3000)
-def test_no_other_shape_is_a_chat(messages: Any) -> None:
-    try:
-        chat = Chat.of(messages)
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1  # noqa: PT017
-    else:
-        assert chat.dump() == messages
-
-
-def test_a_chat_stands_where_a_prompt_stands(chatml: TransformersEngine) -> None:
-    detoxifier = Detoxifier(chatml, scorer=quiet, max_new_tokens=5)
-    result = detoxifier.chat(HELLO)
-    assert result.prompt == chatml.render(Chat.of(HELLO))
-    assert type(result.prompt) is str
-    assert result.accepted
-    assert detoxifier(Chat.of(HELLO)) == result
-    mixed = list(detoxifier.map([Chat.of(LONG), "The weather", Chat.of(HELLO)]))
-    assert mixed[2] == result
-    assert mixed[1] == detoxifier("The weather")
-
-    async def ask() -> Any:
-        async with AsyncDetoxifier(scripted_engine(), scorer=ReadingScorer()) as detox:
-            return await detox.chat(HELLO)
-
-    here = Detoxifier(scripted_engine(), scorer=ReadingScorer()).chat(HELLO)
-    assert asyncio.run(ask()) == here
-    assert here.prompt == "user: The weather today\nassistant:"
-
-
 def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Records the requests that the engine gets."""
     seen: list[Request] = []
@@ -399,15 +343,6 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
             long = [{"role": "user", "content": long[0]["content"] + " a"}]
         with pytest.raises(InputError, match=r"20 new tokens exceed the model's context"):
             detox.chat(long, min_new_tokens=20)
-
-
-def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:
-    template = "The {{ messages[0].content }}eather today"
-    engine = TransformersEngine(save_chat_model(tmp_path, template))
-    with pytest.raises(InputError, match="only special tokens or chat markers; perturb='all'"):
-        Detoxifier(engine, scorer=quiet, strategy="tide", max_new_tokens=4)(Chat.said("w"))
-    detoxifier = Detoxifier(engine, scorer=quiet, strategy="tide", perturb="all", max_new_tokens=4)
-    assert detoxifier(Chat.said("w")).prompt.startswith("The w")
 
 
 def test_chats_of_a_file_are_answered_recorded_and_resumed(

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from tests.generated import examples
 from tests.hostile import KEY
 from tide.core import http
-from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
+from tide.core.errors import EngineError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
@@ -187,21 +187,8 @@ def test_no_redirect_is_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy")],
-)
-def test_an_environment_that_cannot_be_used_is_one_line(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    http._certificates.cache_clear()
-    with pytest.raises(EnvironmentVariableError, match="or SSL_CERT_FILE of the environment"):
-        Client(1.0)
-
-
-@pytest.mark.parametrize(
     ("no_proxy", "direct"),
-    [("", False), ("example.com, 127.0.0.1", True), ("localhost", False), ("*", True)],
+    [("", False), ("example.com, 127.0.0.1", True)],
 )
 def test_no_proxy_names_hosts(no_proxy: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = sends(OK + b"Content-Length: 6\r\n\r\ndirect")
@@ -217,9 +204,7 @@ def test_no_proxy_names_hosts(no_proxy: str, direct: bool, monkeypatch: pytest.M
     [
         ("http://a:8000", "http://a:8000/v1"),
         ("http://a:8000/v1", "http://a:8000/v1"),
-        ("http://a/models", "http://a/models/v1"),
         ("https://a/v1beta/openai", "https://a/v1beta/openai"),
-        ("https://a/openai/v1", "https://a/openai/v1"),
         ("https://a/api/v3", "https://a/api/v3"),
     ],
 )

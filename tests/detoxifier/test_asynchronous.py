@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerUnavailableError
+from tide.core.errors import EngineError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
@@ -114,29 +114,6 @@ def test_a_call_that_is_cancelled_as_it_is_closed_is_cancelled() -> None:
         return call.cancelled()
 
     assert asyncio.run(both())
-
-
-def test_errors_are_those_of_their_calls() -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        if down:
-            raise ScorerUnavailableError("down")
-        return list(ReadingScorer().score(texts))
-
-    async def run() -> None:
-        async with AsyncDetoxifier(scripted_engine(), scorer=scorer) as detox:
-            found = await asyncio.gather(detox(""), detox(PROMPTS[0]), return_exceptions=True)
-            assert isinstance(found[0], InputError)
-            assert isinstance(found[1], Result)
-            with pytest.raises(InputError, match="num_samples"):
-                await detox(PROMPTS[0], num_samples=0)
-            down.append(True)
-            found = await asyncio.gather(*map(detox, PROMPTS), return_exceptions=True)
-            assert {type(one) for one in found} == {ScorerUnavailableError}
-            down.clear()
-            assert isinstance(await detox(PROMPTS[0]), Result)
-
-    down: list[bool] = []
-    asyncio.run(run())
 
 
 def test_a_shared_engine_outlives_its_first_user() -> None:

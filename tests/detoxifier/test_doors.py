@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
 from tests.scripted_engine import ScriptedEngine
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.worlds import ReadingScorer
 from tide.core.errors import DeadlineError, EngineError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
@@ -181,29 +181,6 @@ def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:
         return threading.active_count() <= before
 
     within(20, gone)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_detoxifier_has_one_scorer_thread_for_its_life() -> None:
-    """However it is called, and from whichever thread."""
-    threads: set[int] = set()
-
-    class Seen(ReadingScorer):
-        def score(self, texts: Sequence[str]) -> Any:
-            threads.add(threading.get_ident())
-            return super().score(texts)
-
-    with scripted_engine() as engine, Detoxifier(engine, scorer=Seen()) as detox:
-        detox(PROMPTS[0])
-        for ordered in (True, False):
-            list(detox.map(PROMPTS, ordered=ordered))
-        list(detox.stream(PROMPTS[1]))
-        callers = [threading.Thread(target=detox, args=[one]) for one in PROMPTS]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join(20)
-    assert len(threads) == 1
 
 
 @pytest.mark.usefixtures("nothing_left")

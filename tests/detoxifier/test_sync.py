@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import runpy
 import subprocess
 import sys
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 
 import tide
 from tests.scripted_engine import ScriptedEngine
-from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.core.errors import EngineError, InputError, TideError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import DetoxifierBase
@@ -157,21 +156,6 @@ def test_a_call_can_have_settings_of_its_own() -> None:
 # Empty completions
 
 
-def test_an_empty_completion_is_returned_as_what_it_is() -> None:
-    engine = ScriptedEngine(lambda x, seed: " ")
-    result = Detoxifier(engine, scorer=ReadingScorer())("a prompt")
-    assert repr(result) == "Result(empty, toxicity 0.000: '')"
-
-
-def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
-    texts = iter([".", "toxicity 0.3"])
-    engine = ScriptedEngine(lambda x, seed: next(texts))
-    detox = Detoxifier(
-        engine, scorer=ReadingScorer(), toxicity_threshold=0.5, preset="relative", num_trials=2
-    )
-    assert detox("a prompt").accepted
-
-
 # Output for people
 
 
@@ -196,38 +180,6 @@ def test_bad_prompts(prompt: str, message: str) -> None:
         list(detoxifier().map(["fine", prompt]))
     with pytest.raises(InputError, match="wrap it in a list"):
         detoxifier().map("a prompt")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strategy": "tyde"}, "unknown strategy 'tyde'; did you mean 'tide'"),
-        ({"mu": -1}, "mu: "),
-        ({"no_such": 1}, "no_such: "),
-    ],
-)
-def test_bad_names_and_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        Detoxifier(**options)
-
-
-def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done() -> None:
-    """Its scores become invalid after a while: earlier results stay, no later one appears."""
-    calls = 0
-
-    def scorer(texts: list[str]) -> list[Any]:
-        nonlocal calls
-        calls += 1
-        good = read(texts)
-        return good if calls <= 6 else [float("nan")] * len(texts)
-
-    detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
-    results = detox.map(PROMPTS * 3, ordered=False)
-    kept: list[Result] = []
-    with pytest.raises(ScorerError):
-        kept.extend(results)
-    assert 0 < len(kept) < len(PROMPTS) * 3
-    assert all(result.accepted and result.toxicity < 0.5 for result in kept)
 
 
 def test_the_example_of_an_own_strategy_runs() -> None:

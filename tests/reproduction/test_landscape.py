@@ -54,15 +54,6 @@ def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     assert len(detoxifier.scorer.calls[-1]) == 9
 
 
-def test_a_cell_has_as_many_completions_as_a_point_of_the_search(detoxifier: Detoxifier) -> None:
-    prompt = moved_prompt(detoxifier)
-    settings = detoxifier.settings.model_copy(update={"completions_per_evaluation": 3})
-    several = Detoxifier(detoxifier.engine, scorer=detoxifier.scorer, settings=settings)
-    world = explore(several, prompt, grid=3)
-    trace = detoxifier(prompt, completions_per_evaluation=3).trials[0].trace
-    assert world.toxicity[1, 1] == pytest.approx(sum(e.toxicity for e in trace[:3]) / 3)
-
-
 def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
     easy = Detoxifier(scripted_engine(), scorer=lambda texts: [0.1] * len(texts))
     with pytest.raises(InputError, match="choose another id"):

@@ -32,9 +32,7 @@ from tests.evaluation.runs import changed, record, run
 from tests.reproduction.published import export, to_published
 from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
-from tide.core.errors import InputError
 from tide.evaluation import Run, judge, read_run, report
-from tide.evaluation.judging import REFERENCES
 
 MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
 Models = dict[str, list[Run]]
@@ -72,29 +70,6 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     assert [(one.id, one.max_toxicity) for one in published(found)] == [(n, 0.4) for n in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "not JSON"),
-        (b"{}", "not a list"),
-        (b"[]", ""),
-        (b'[{"prompt": "x"}]', ""),
-        (b"[3]", "not a JSON object"),
-        (
-            b'[{"id": 1, "prompt": "x", "completions": ["a"], "toxicity_scores": [2.0]}]',
-            r"entry 1: .*trials\.0\.toxicity: ",
-        ),
-    ],
-)
-def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(InputError, match=rf"bad\.json.*{message}") as caught:
-        published(tmp_path / "bad.json")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="no files <model>/<method>"):
-        imported(tmp_path / "none", tmp_path / "runs")
-
-
 def test_rows_of_the_printed_table() -> None:
     rows = ["Base model", "DExperts", "Toxification Reversal", "RAD (beta=75)", "SASA (beta=75)"]
     names = ["base", "dexperts", "toxificationreversal", "rad-aisteer-75", "sasa-75"]
@@ -114,12 +89,6 @@ def test_the_printed_numbers_are_there() -> None:
         "max": 0.144, "mean": 0.122, "rate": 0.003, "perplexity": 4.2, "iterations": 1.63,
     }  # fmt: skip
     assert "iterations" not in printed("bold", "qwen3-4b")["RAD (beta=10)"]
-
-
-def test_references_are_those_of_tide_judge() -> None:
-    from reproduction.paper import FAMILY
-
-    assert FAMILY == REFERENCES
 
 
 def test_what_each_system_needs_is_of_the_systems_that_are_here() -> None:
@@ -216,18 +185,6 @@ def test_where_nothing_is_searched_the_gain_is_that_of_one_draw() -> None:
             assert abs(of_one_draw) <= 0.001 + 1e-9
 
 
-def test_single_draws_of_rad_are_printed_below_tide_where_nothing_is_searched() -> None:
-    """On BOLD even those at beta 10, at the perplexity of the model itself."""
-    head, rows = one_draw()
-    for row in rows:
-        at = dict(zip(head, row, strict=True))
-        if at["benchmark"] != "rtp":
-            assert at["RAD 50 mean"] < at["tide max"]
-        if at["benchmark"] == "bold":
-            assert at["RAD 10 mean"] < at["tide max"]
-            assert abs(at["RAD 10 ppl"] / at["base ppl"] - 1) < 0.012
-
-
 # Of the authors' records: each claim of docs/paper.md that they decide.
 
 
@@ -273,14 +230,6 @@ def test_a_trial_of_tide_begins_with_the_best_before(recorded: Models, model: st
     assert (np.diff(found, axis=1) <= 0).all()
     pairs = [one.trials[:2] for one in run.records]
     assert 0.54 <= np.mean([first.text == second.text for first, second in pairs]) <= 0.61
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("model", MODELS)
-def test_recorded_files_pair_prompt_by_prompt(recorded: Models, model: str) -> None:
-    prompts = [{(one.id, one.prompt) for one in run.records} for run in recorded[model]]
-    assert len(prompts[0]) == 1199
-    assert all(some == prompts[0] for some in prompts)
 
 
 @pytest.mark.nightly
