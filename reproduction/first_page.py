@@ -192,11 +192,11 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
 
 
 def ordinary_altered(name: str, ordinary: dict[str, dict[int, Run]]) -> Estimate:
-    own = pooled(ordinary["base"])
+    unsteered = pooled(ordinary["base"])
     if name in WHOLE:
-        altered = [trial.toxicity >= THRESHOLD for _, trial in own.trials]
+        altered = [trial.toxicity >= THRESHOLD for _, trial in unsteered.trials]
     else:
-        altered = changes(own, pooled(ordinary[name]))
+        altered = changes(unsteered, pooled(ordinary[name]))
     return share(altered)
 
 

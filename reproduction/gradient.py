@@ -72,7 +72,8 @@ class World:
             Request(point, self._sampling, seed) for point, seed in zip(points, seeds, strict=True)
         ]
         completions = self._engine.portal.run(self._engine.complete, requests)
-        return score_texts(self._scorer, [one.text for one in completions], is_nearly_empty).values
+        texts = [completion.text for completion in completions]
+        return score_texts(self._scorer, texts, is_nearly_empty).values
 
     def around(self, x: Tensor, noise: Tensor, mu: float) -> Scores:
         return np.concatenate(
@@ -110,7 +111,7 @@ def one_prompt(
             differences = torch.from_numpy(scores[some] - centre).float()
             if differences.any():
                 estimates.append(estimate_gradient(noise[some], differences, mu))
-        cosines[str(count)] = [geometry.cosine(one, first) for one in estimates]
+        cosines[str(count)] = [geometry.cosine(estimate, first) for estimate in estimates]
         if count in (1, 8, 64) and estimates:
             there[str(count)] = world.scores(steps(x0, estimates[:DRAWS], step)).tolist()
     there[str(samples)] = world.scores(steps(x0, [first] * DRAWS, step)).tolist()
@@ -128,53 +129,56 @@ def steps(x0: Tensor, directions: Sequence[Tensor], step: float) -> list[Tensor]
 
 
 def estimated(
-    found: Sequence[Prompt], value: Callable[[Sequence[Prompt]], float | None]
+    prompts: Sequence[Prompt], value: Callable[[Sequence[Prompt]], float | None]
 ) -> Estimate | None:
     """Return `value(found)` with its 95 % bootstrap interval over prompts, or None."""
-    whole = value(found)
-    if whole is None or len(found) < 2:
+    whole = value(prompts)
+    if whole is None or len(prompts) < 2:
         return None if whole is None else Estimate(whole)
-    drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
-    again = [value([found[i] for i in row]) for row in drawn.tolist()]
+    drawn = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+    again = [value([prompts[i] for i in row]) for row in drawn.tolist()]
     # `value` is None if the references of a resample do not agree; None counts as -inf here.
     # inverted_cdf does not interpolate; interpolation would fail at -inf.
-    low, high = np.percentile(
-        [-math.inf if one is None else one for one in again], [2.5, 97.5], method="inverted_cdf"
-    )
+    values = [-math.inf if estimate is None else estimate for estimate in again]
+    low, high = np.percentile(values, [2.5, 97.5], method="inverted_cdf")
     return Estimate(whole, float(low), float(high)) if math.isfinite(low) else Estimate(whole)
 
 
-def corrected(found: Sequence[Prompt], count: str) -> float | None:
+def corrected(prompts: Sequence[Prompt], count: str) -> float | None:
     """Return the cosine to the true gradient, corrected for the noise of the reference."""
-    itself = fmean(one["itself"] for one in found)
-    return fmean(one["mean"][count] for one in found) / math.sqrt(itself) if itself > 0 else None
+    itself = fmean(prompt["itself"] for prompt in prompts)
+    if itself <= 0:
+        return None
+    return fmean(prompt["mean"][count] for prompt in prompts) / math.sqrt(itself)
 
 
-def near(found: Sequence[Prompt]) -> Table:
+def near(prompts: Sequence[Prompt]) -> Table:
     """Return a table of means over prompts of the means over estimates."""
     rows = []
     for count in map(str, COUNTS):
         some = [
-            {**one, "mean": {count: fmean(one["cosines"][count])}}
-            for one in found
-            if one["cosines"][count]
+            {**prompt, "mean": {count: fmean(prompt["cosines"][count])}}
+            for prompt in prompts
+            if prompt["cosines"][count]
         ]
         if not some:
             continue
-        n, each = int(count), [one["mean"][count] for one in some]
-        best = fmean(math.sqrt(n / (n + one["size"])) for one in some)
-        bound = fmean(math.sqrt(n / one["size"]) for one in some)
+        n, each = int(count), [prompt["mean"][count] for prompt in some]
+        best = fmean(math.sqrt(n / (n + prompt["size"])) for prompt in some)
+        bound = fmean(math.sqrt(n / prompt["size"]) for prompt in some)
         towards = estimated(some, lambda drawn, count=count: corrected(drawn, count))
         share = towards.value / best if towards is not None else None
-        measured = estimated(some, lambda drawn, c=count: fmean(one["mean"][c] for one in drawn))
+        measured = estimated(
+            some, lambda drawn, c=count: fmean(prompt["mean"][c] for prompt in drawn)
+        )
         rows.append([n, measured, min(each), max(each), towards, best, bound, share])
     columns = [Column("N"), Column("cosine", 4, interval=True), Column("lowest", 4)]
     columns += [Column("highest", 4), Column("to the gradient", 4, interval=True)]
     columns += [Column("sqrt(N/(N+Td))", 4), Column("sqrt(N/Td)", 4), Column("share", 2)]
-    sizes = median(one["size"] for one in found)
-    itself = [one["itself"] for one in found]
+    sizes = median(prompt["size"] for prompt in prompts)
+    itself = [prompt["itself"] for prompt in prompts]
     notes = [
-        f"{len(found)} prompts, Td {sizes:.0f} (median); cosine: of the estimate from N to the "
+        f"{len(prompts)} prompts, Td {sizes:.0f} (median); cosine: of the estimate from N to the "
         f"reference; lowest, highest: of the prompts' means; cosine of one reference to another: "
         f"{fmean(itself):.3f} ({min(itself):.3f} to {max(itself):.3f})",
         "to the gradient: corrected for the noise of the reference; share: of sqrt(N/(N+Td))",
@@ -187,20 +191,22 @@ def passing(scores: Sequence[float]) -> float:
     return fmean(score < TOXIC for score in scores)
 
 
-def worth(found: Sequence[Prompt]) -> Table:
+def worth(prompts: Sequence[Prompt]) -> Table:
     """Return a table of scores after a step. more: pass rate minus that of a random direction."""
     rows = []
-    for name in dict.fromkeys(name for one in found for name in one["scores"]):
+    for name in dict.fromkeys(name for prompt in prompts for name in prompt["scores"]):
         pairs = [
-            {"to": one["scores"][name], "random": one["scores"]["random"]}
-            for one in found
-            if name in one["scores"]
+            {"to": prompt["scores"][name], "random": prompt["scores"]["random"]}
+            for prompt in prompts
+            if name in prompt["scores"]
         ]
-        passed = estimated(pairs, lambda drawn: fmean(passing(one["to"]) for one in drawn))
-        score = estimated(pairs, lambda drawn: fmean(fmean(one["to"]) for one in drawn))
+        passed = estimated(pairs, lambda drawn: fmean(passing(prompt["to"]) for prompt in drawn))
+        score = estimated(pairs, lambda drawn: fmean(fmean(prompt["to"]) for prompt in drawn))
         more = estimated(
             pairs,
-            lambda drawn: fmean(passing(one["to"]) - passing(one["random"]) for one in drawn),
+            lambda drawn: fmean(
+                passing(prompt["to"]) - passing(prompt["random"]) for prompt in drawn
+            ),
         )
         rows.append([name, passed, None if name == "random" else more, score])
     columns = [Column("direction"), Column("passes", 3, interval=True)]
@@ -216,22 +222,22 @@ def main(
 ) -> None:
     engine, scorer = load_engine("transformers", "pocket"), load_scorer("pocket")
     prompts = [row.text for row in load_benchmark("rtp").rows]
-    found: list[Prompt] = []
+    measured: list[Prompt] = []
     for number, prompt in enumerate(track(prompts, "prompts", console=Console(stderr=True)), 1):
         (x0,) = engine.embed([prompt])
         start = derive_seed(seed, number, "completions") >> 1  # leaves room to count up
         world = World(engine, scorer, Sampling(temperature=temperature), start)
         if world.scores([x0])[0] >= TOXIC:
             generator = torch.Generator().manual_seed(derive_seed(seed, number, "noise"))
-            found.append(one_prompt(world, x0, samples, generator))
-        if len(found) == limit:
+            measured.append(one_prompt(world, x0, samples, generator))
+        if len(measured) == limit:
             break
-    if not found:
+    if not measured:
         raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
-    rows = fmean(one["row_norm"] for one in found)
+    rows = fmean(prompt["row_norm"] for prompt in measured)
     print(f"mean norm of a row: {engine.mean_row_norm:.3f} of the vocabulary, {rows:.3f} of these")
     print("prompts; the paper scales mu and eta by the former, the defaults here by the latter\n")
-    for table in (near(found), worth(found)):
+    for table in (near(measured), worth(measured)):
         print(to_markdown(table))
 
 

@@ -161,11 +161,11 @@ def explore(
     requests = [Request(x, settings.sampling, seed) for x in tried for seed in noise]
     completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
-    found = score_texts(detoxifier.scorer, texts, is_nearly_empty).values
+    measured_scores = score_texts(detoxifier.scorer, texts, is_nearly_empty).values
     return Landscape(
         along=axis,
         across=axis,
-        toxicity=found.reshape(grid, grid, len(noise)).mean(axis=-1),
+        toxicity=measured_scores.reshape(grid, grid, len(noise)).mean(axis=-1),
         path=path,
         measured=np.array([fmean(some) for some in scores.values()]),
         in_plane=float(np.linalg.norm(path[-1]) * size / (steps[-1].norm() or 1.0)),
@@ -236,8 +236,8 @@ def draw(world: Landscape, title: str, trial: str) -> Figure:
             "within one step."
         )
         figure.suptitle(title, fontsize=8)
-        place = {"loc": "outside lower center", "ncols": 3}
-        figure.legend(**place, title=textwrap.fill(says, 78), title_fontsize=6)
+        position = {"loc": "outside lower center", "ncols": 3}
+        figure.legend(**position, title=textwrap.fill(says, 78), title_fontsize=6)
     return figure
 
 
@@ -248,11 +248,11 @@ def main(
     image: Annotated[Path, typer.Option()] = Path("landscape.png"),
 ) -> None:
     read = read_run(run)
-    record = next((one for one in read.records if str(one.id) == prompt), None)
+    record = next((candidate for candidate in read.records if str(candidate.id) == prompt), None)
     if record is None:
         raise InputError(f"{run}: no prompt with id {prompt!r}")
     asked = Chat(messages=tuple(record.messages)) if record.messages else record.prompt
-    trial = max(record.trials, key=lambda one: one.evaluations or 0)
+    trial = max(record.trials, key=lambda trial_record: trial_record.evaluations or 0)
     with detoxifier_of(read.config) as detoxifier:
         world = explore(detoxifier, asked, trial=trial.number, grid=grid)
     figure = draw(world, f"prompt {prompt}", f"Trial {trial.number + 1} of {len(record.trials)}")

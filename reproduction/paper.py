@@ -91,19 +91,19 @@ def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
     the published runs follow the order of the benchmark. The recorded `max_toxicity` is not used.
     Raises InputError for a folder without files, and for an invalid record.
     """
-    found: dict[str, list[Run]] = {}
+    models: dict[str, list[Run]] = {}
     for file in sorted(recorded.glob("*/*.json*")):
         model, method = file.parent.name, file.name.removesuffix(".gz").removesuffix(".json")
         rows = published(file)
         import_run(rows, model, method, out)
-        found.setdefault(model, []).append(read_run(out / model / method))
+        models.setdefault(model, []).append(read_run(out / model / method))
         if method == SEARCH:
-            first = [one.model_copy(update={"trials": one.trials[:1]}) for one in rows]
+            first = [record.model_copy(update={"trials": record.trials[:1]}) for record in rows]
             import_run(first, model, FIRST, out)
-            found[model].append(read_run(out / model / FIRST))
-    if not found:
+            models[model].append(read_run(out / model / FIRST))
+    if not models:
         raise InputError(f"{recorded}: no files <model>/<method>.json.gz")
-    return found
+    return models
 
 
 # The authors' format has an object per prompt, with a list per field and an entry per trial. Here
@@ -165,11 +165,11 @@ def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> No
 
 def scores(run: Run, source: str) -> NDArray[np.float64]:
     """Return the scores of a run, shape (prompts, trials), in the order of the ids."""
-    records = sorted(run.records, key=lambda one: str(one.id))
-    own = source == run.scorer
+    records = sorted(run.records, key=lambda record: str(record.id))
+    is_scorer = source == run.scorer
     return np.array([
-        [trial.toxicity if own else trial.judge_scores[source] for trial in one.trials]
-        for one in records
+        [trial.toxicity if is_scorer else trial.judge_scores[source] for trial in record.trials]
+        for record in records
     ])  # fmt: skip
 
 
@@ -181,7 +181,10 @@ def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float
     """
     differences = (scores(first, source)[:, :1] - scores(other, source)).T
     less, more = (
-        [float(wilcoxon(one[abs(one) >= TIE], alternative=way).pvalue) for one in differences]
+        [
+            float(wilcoxon(difference[abs(difference) >= TIE], alternative=way).pvalue)
+            for difference in differences
+        ]
         for way in ("less", "greater")
     )
     return less, more
@@ -210,21 +213,21 @@ def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row
         if (row["what"], row["model"]) == ("Qwen3-14B", model)
     }
     references = list(dict.fromkeys(name for run in runs for name in run.references))
-    for one in summaries:
-        name = printed_row(one.method, rows)
-        if one.method == FIRST:
+    for summary in summaries:
+        name = printed_row(summary.method, rows)
+        if summary.method == FIRST:
             continue
         theirs = rows.get(name or "", {})
-        ours = {**one.toxicity["perspective"], "iterations": one.averages.get("iterations")}
-        cells = [one.method]
+        ours = {**summary.toxicity["perspective"], "iterations": summary.averages.get("iterations")}
+        cells = [summary.method]
         for metric in (*METRICS, "iterations"):
             cells += beside(ours[metric], theirs.get(metric))
         for reference in references:
-            found = one.fluency[reference]
+            fluency = summary.fluency[reference]
             of_all = further.get(name or "") if reference == FOR_ALL else None
             at = theirs.get("perplexity") if reference == FAMILY.get(model) else of_all
-            mean = None if found.mean is None else found.mean.value
-            cells += [mean, *beside(found.mean_20, at), found.median]
+            mean = None if fluency.mean is None else fluency.mean.value
+            cells += [mean, *beside(fluency.mean_20, at), fluency.median]
         table.append(cells)
     head = ["method"]
     for metric in (*METRICS, "K-bar"):
@@ -246,8 +249,8 @@ def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]
     for run in runs:
         cells = [run.name, rows.get(printed_row(run.name, rows) or "", {}).get("perplexity")]
         for source in run.sources:
-            found = scores(run, source)
-            cells += [(found.max(axis=1) > 0.5).mean(), (found > 0.5).mean(), found.mean()]
+            toxicity = scores(run, source)
+            cells += [(toxicity.max(axis=1) > 0.5).mean(), (toxicity > 0.5).mean(), toxicity.mean()]
         table.append(cells)
     each = (f"{what}, {source}" for source in runs[0].sources for what in ("any", "one", "mean"))
     return ["method", "printed ppl", *each], table
@@ -272,13 +275,17 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
             for run in runs
             if (name := printed_row(run.name, rows)) and run.name != SEARCH
         }
-        own = perplexity[FIRST]
-        alike = [one for one in runs if 1 / ALIKE <= perplexity.get(one.name, 0) / own <= ALIKE]
-        for run in sorted(alike, key=lambda one: (one is not first, perplexity[one.name])):
+        first_perplexity = perplexity[FIRST]
+        alike = [
+            other
+            for other in runs
+            if 1 / ALIKE <= perplexity.get(other.name, 0) / first_perplexity <= ALIKE
+        ]
+        for run in sorted(alike, key=lambda other: (other is not first, perplexity[other.name])):
             cells = [model, run.name, perplexity[run.name]]
             for source in sources:
-                found = scores(run, source)
-                cells += [(found > 0.5).mean(), found.mean()]
+                toxicity = scores(run, source)
+                cells += [(toxicity > 0.5).mean(), toxicity.mean()]
                 tests = [[], []] if run is first else paired(first, run, source)
                 cells += [f"{min(p):.2g} to {max(p):.2g}" if p else None for p in tests]
                 cells.append(None if run is first else excess(first, run, source))

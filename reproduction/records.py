@@ -38,12 +38,12 @@ def read(file: Path) -> Records:
 
 def searches(folder: Path) -> dict[str, Records]:
     """Read TIDE's records, by model. Raises InputError if the folder holds no records of TIDE."""
-    found = {file.parent.name: read(file) for file in sorted(folder.glob("*/tide.json*"))}
-    if not found:
+    by_model = {file.parent.name: read(file) for file in sorted(folder.glob("*/tide.json*"))}
+    if not by_model:
         raise InputError(
             f"{folder}: no files <model>/tide.json.gz (docs/data.md says how to get them)"
         )
-    return found
+    return by_model
 
 
 def carried(models: dict[str, Records]) -> Table:
@@ -77,8 +77,8 @@ def searched(models: dict[str, Records]) -> Table:
         cosines = [record["cosine_sims"] for record in records]
         at_once = [
             cosine
-            for some, one in zip(cosines, steps, strict=True)
-            for cosine, step in zip(some, one, strict=True)
+            for some, count in zip(cosines, steps, strict=True)
+            for cosine, step in zip(some, count, strict=True)
             if step == 1
         ]
         first = median(at_once)
@@ -121,9 +121,9 @@ def decoded(models: dict[str, Records], folder: Path) -> Table:
         row: list[Value] = [model, len(records), same, len(records) - same]
         base = next(folder.glob(f"{model}/base.json*"), None)
         if base is not None:
-            own = read(base)
-            texts = [text for record in own for text in record["completions"]]
-            row += [sum(fmean(record["toxicity_scores"]) > ABOVE for record in own)]
+            base_records = read(base)
+            texts = [text for record in base_records for text in record["completions"]]
+            row += [sum(fmean(record["toxicity_scores"]) > ABOVE for record in base_records)]
             row += [sum("Okay" in text or "the user" in text for text in texts)]
         rows.append([*row, *([None] * (6 - len(row)))])
     columns = [Column(name) for name in ("model", "prompts", "same tokens", "other")]

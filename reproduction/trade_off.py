@@ -49,12 +49,12 @@ SAYS = (
 
 def draw(panel: Axes, rows: dict[str, dict[str, float]], draws: dict[str, float]) -> None:
     for system, (colour, marker) in SYSTEMS.items():
-        found = [name for name in rows if name.partition(" (")[0] == system]
-        found.sort(key=lambda name: int((re.findall(r"\d+", name) or ["0"])[0]))
+        matching = [name for name in rows if name.partition(" (")[0] == system]
+        matching.sort(key=lambda name: int((re.findall(r"\d+", name) or ["0"])[0]))
         look = {"color": colour, "marker": marker, "lw": 0.8, "ms": 8 if marker == "*" else 3.5}
-        points = [(rows[name]["perplexity"], rows[name]["max"]) for name in found]
+        points = [(rows[name]["perplexity"], rows[name]["max"]) for name in matching]
         panel.plot(*zip(*points, strict=True), label=system, **look) if points else None
-        hollow = [(rows[name]["perplexity"], draws[name]) for name in found if name in draws]
+        hollow = [(rows[name]["perplexity"], draws[name]) for name in matching if name in draws]
         if hollow:
             panel.plot(*zip(*hollow, strict=True), ls="", mfc="none", **look)
     panel.set_xscale("log")
@@ -76,7 +76,7 @@ def main(
         for line, (benchmark, heading) in zip(panels, BENCHMARKS.items(), strict=True):
             for panel, (model, name) in zip(line, MODELS.items(), strict=True):
                 rows = printed(benchmark, model)
-                draws = {row: one["mean"] for row, one in rows.items() if row != SEARCH}
+                draws = {row: measures["mean"] for row, measures in rows.items() if row != SEARCH}
                 for run in runs.get(model, ()) if benchmark == "rtp" else ():
                     row = printed_row(run.name, rows)
                     if row is not None and (row != SEARCH or run.name == FIRST):
@@ -89,8 +89,8 @@ def main(
         entries = {}
         for panel in panels.flat:
             entries |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-        place = {"loc": "outside lower center", "ncols": 4, "title": SAYS, "title_fontsize": 6}
-        figure.legend(entries.values(), entries, **place)
+        where = {"loc": "outside lower center", "ncols": 4, "title": SAYS, "title_fontsize": 6}
+        figure.legend(entries.values(), entries, **where)
         figure.savefig(image, dpi=200)
     print(image)
 

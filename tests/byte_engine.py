@@ -46,7 +46,7 @@ class ByteEngine(Engine):
         self.name, self.dim, self.dtype = "bytes", 0, torch.float32
         self.context_length, self.max_batch = None, 8
         self.requests: list[Request] = []
-        pieces = {bytes([one]): None for one in range(256)}
+        pieces = {bytes([byte]): None for byte in range(256)}
         for text in SENTENCES.values():
             for number, character in enumerate(text):
                 encoded = character.encode()
@@ -54,27 +54,27 @@ class ByteEngine(Engine):
                 if number % 3 == 0:
                     pieces |= dict.fromkeys([encoded, b" " + encoded])
                     pieces |= {(character + text[number + 1 :][:1]).encode()[:-1] or b"a": None}
-        self.pieces = [one for one in pieces if one]
-        self._ids = {one: number for number, one in enumerate(self.pieces)}
+        self.pieces = [piece for piece in pieces if piece]
+        self._ids = {piece: number for number, piece in enumerate(self.pieces)}
         self._next: dict[tuple[int, ...], set[int]] = defaultdict(set)
         for text in SENTENCES.values():
             for start in range(6):  # tokenized in several ways
                 ids = self._cut(f"{text} {text}".encode(), start)
-                for place, token in enumerate(ids):
+                for position, token in enumerate(ids):
                     for order in range(4):
-                        self._next[tuple(ids[max(0, place - order) : place])].add(token)
+                        self._next[tuple(ids[max(0, position - order) : position])].add(token)
 
     def _cut(self, text: bytes, start: int) -> list[int]:
-        ids, place, random_ = [], 0, random.Random(start)
-        while place < len(text):
+        ids, position, random_ = [], 0, random.Random(start)
+        while position < len(text):
             most = random_.randint(1, 5)
-            size = next(n for n in range(most, 0, -1) if text[place : place + n] in self._ids)
-            ids.append(self._ids[text[place : place + size]])
-            place += size
+            size = next(n for n in range(most, 0, -1) if text[position : position + n] in self._ids)
+            ids.append(self._ids[text[position : position + size]])
+            position += size
         return ids
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self.pieces[one] for one in ids)
+        return b"".join(self.pieces[token] for token in ids)
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         return [self._cut(prompt.encode(), 0) for prompt in prompts]
@@ -83,7 +83,7 @@ class ByteEngine(Engine):
         return [self.bytes_of(ids).decode(errors="replace") for ids in rows]
 
     def _vocabulary(self) -> Sequence[str]:
-        return self._texts([[one] for one in range(len(self.pieces))])
+        return self._texts([[token] for token in range(len(self.pieces))])
 
     def write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self.portal.is_current and request.piece_tokens is not None:  # streamed
@@ -104,7 +104,9 @@ class ByteEngine(Engine):
         banned = set(request.banned_token_ids)
         for order in (3, 2, 1, 0):
             some = sorted(self._next[tuple(ids[len(ids) - order :])] - banned)
-            some = [one for one in some if _goes_on(self.bytes_of(ids[-6:]), self.pieces[one])]
+            some = [
+                token for token in some if _goes_on(self.bytes_of(ids[-6:]), self.pieces[token])
+            ]
             if some:
                 return random.Random(derive_seed(request.seed, step)).choice(some)
         return self._ids[b" "]

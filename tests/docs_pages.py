@@ -40,7 +40,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """The blocks of shell, Python and JSON of a page, in order."""
-    found: list[Block] = []
+    listed: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     start = None
     for number, line in enumerate(lines):
@@ -54,10 +54,10 @@ def blocks(page: Path) -> list[Block]:
             above = _MARK.fullmatch(lines[start - 1])
             mark = {{"not run": "reason", "saved as": "file"}[above[1]]: above[2]} if above else {}
             text = "\n".join(lines[start + 1 : number]) + "\n"
-            found.append(Block(page, start + 1, language, text, **mark))
+            listed.append(Block(page, start + 1, language, text, **mark))
         start = None
     assert start is None, f"{page}: the block that begins on line {start} has no end"
-    return found
+    return listed
 
 
 def commands(block: Block, folder: Path) -> list[list[str]]:
@@ -101,12 +101,12 @@ def claims(page: Path, heading: str) -> list[Claim]:
     section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
     lines = section.replace("\\|", "|").splitlines()
     rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
-    found = []
+    listed = []
     for name, how, output, verdict in rows[1:]:
         code = re.findall(r"`([^`]+)`", how)
-        commands = [one for one in code if one.startswith(("tide ", "python "))]
-        found.append(Claim(name, commands, output, verdict))
-    return found
+        commands = [span for span in code if span.startswith(("tide ", "python "))]
+        listed.append(Claim(name, commands, output, verdict))
+    return listed
 
 
 def links(page: Path) -> list[str]:

@@ -64,9 +64,9 @@ def write(path: Path, rows: list[Any]) -> None:
 
 def _sentences(words: tuple[str, ...]) -> list[str]:
     return [
-        f"{subject} we met {place} is a {word} person."
+        f"{subject} we met {where} is a {word} person."
         for subject in _SUBJECTS
-        for place in _PLACES
+        for where in _PLACES
         for word in words
     ]
 

@@ -18,9 +18,9 @@ CLAIMS = "## Every table, figure and claim"
 
 
 def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
-    found = claims(PAPER, CLAIMS)
-    assert len(found) >= 25
-    for claim in found:
+    listed = claims(PAPER, CLAIMS)
+    assert len(listed) >= 25
+    for claim in listed:
         word, _, reason = claim.verdict.partition(" (")
         assert word in ("agrees", "differs", "not measured"), claim
         assert word == "agrees" or reason.endswith(")"), claim

@@ -105,8 +105,8 @@ def check_command(command: list[str], where: str, *, whole: bool = True) -> None
     elif program == "pip":
         named = {
             extra
-            for found in re.findall(r"\[(.+)\]", " ".join(arguments))
-            for extra in found.split(",")
+            for extras in re.findall(r"\[(.+)\]", " ".join(arguments))
+            for extra in extras.split(",")
         }
         known = metadata("tide-detox").get_all("Provides-Extra") or []
         assert named <= set(known), f"{where}: no such extra"

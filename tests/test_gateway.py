@@ -65,9 +65,11 @@ def blocked() -> str:
     lines = [*project["dependencies"], *project["optional-dependencies"]["gateway"]]
     wanted, new = {"tide-detox"}, [Requirement(line) for line in lines]
     while new:
-        one = new.pop()
-        name = canonicalize_name(one.name)
-        if name in wanted or (one.marker and not one.marker.evaluate({"extra": ""})):
+        requirement = new.pop()
+        name = canonicalize_name(requirement.name)
+        if name in wanted or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         wanted.add(name)
         try:
@@ -79,10 +81,10 @@ def blocked() -> str:
     return ",".join(sorted(names.keys() - mine - {"tide"}))
 
 
-def run(code: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, blocked(), *arguments]
     return subprocess.run(
-        command, input=given, check=False, capture_output=True, text=True, timeout=120
+        command, input=stdin, check=False, capture_output=True, text=True, timeout=120
     )
 
 
@@ -100,7 +102,7 @@ def test_the_imitated_environment_is_the_gateways() -> None:
 
 def test_commands_start_or_say_what_to_install() -> None:
     lines = [*LACKING, *STARTING]
-    done = run(BLOCKED + SEVERAL, given=json.dumps(lines))
+    done = run(BLOCKED + SEVERAL, stdin=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     for line, (code, out, err) in zip(lines, json.loads(done.stdout), strict=True):
         if line in LACKING:
@@ -175,11 +177,11 @@ def dockerfile() -> dict[str, str]:
 
 
 def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> None:
-    found = dockerfile()
-    assert found["USER"] == "10001"
-    assert "/health" in found["HEALTHCHECK"]
-    assert "KEY" not in found["ENV"]
-    assert json.loads(found["ENTRYPOINT"]) == ["tide", "serve"]
+    instructions = dockerfile()
+    assert instructions["USER"] == "10001"
+    assert "/health" in instructions["HEALTHCHECK"]
+    assert "KEY" not in instructions["ENV"]
+    assert json.loads(instructions["ENTRYPOINT"]) == ["tide", "serve"]
     copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     for source in " ".join(copied).split():
@@ -190,12 +192,12 @@ def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> No
 @pytest.mark.nightly
 def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> None:
     """Needs a package index, like the Dockerfile."""
-    found = dockerfile()
+    instructions = dockerfile()
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env/bin"
     packages = next((tmp_path / "env/lib").glob("python*/site-packages"))
     before = size(packages)
-    install, *_ = found["RUN"].split(" && ")
+    install, *_ = instructions["RUN"].split(" && ")
     command = shlex.split(install)
     assert command[:2] == ["pip", "install"]
     done = subprocess.run([programs / "python", "-m", *command], cwd=ROOT, check=False)
@@ -206,11 +208,11 @@ def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> Non
     assert not names & set(LOCAL)
     assert not (packages / "tide/pocket/model").exists()
     environment = {
-        **dict(part.split("=") for part in found["ENV"].split()),
+        **dict(part.split("=") for part in instructions["ENV"].split()),
         "TIDE_SERVE_HOST": "127.0.0.1",  # other hosts require a key
         "PYTHONPATH": "",
     }
-    entry = [str(programs / "tide"), *json.loads(found["ENTRYPOINT"])[1:]]
+    entry = [str(programs / "tide"), *json.loads(instructions["ENTRYPOINT"])[1:]]
     helped = subprocess.run(
         [*entry, "--help"],
         env={**os.environ, **environment}, check=True, capture_output=True, text=True,
@@ -224,7 +226,7 @@ def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> Non
             answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
             assert answer["choices"][0]["text"]
             assert time.monotonic() - began < 60
-            _, _, check = found["HEALTHCHECK"].partition("CMD ")
+            _, _, check = instructions["HEALTHCHECK"].partition("CMD ")
             probe = [part.replace("127.0.0.1:8000", server.url[7:]) for part in json.loads(check)]
             subprocess.run([programs / "python", *probe[1:]], check=True)
 

@@ -87,9 +87,9 @@ class Babbler(Storyteller):
         prompt, ids = request.prompt, []
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         rows = list(x[-3:].numpy())
-        for place in range(len(x), len(x) + request.sampling.max_new_tokens):
+        for position in range(len(x), len(x) + request.sampling.max_new_tokens):
             last = b"".join(row.tobytes() for row in rows[-3:])
-            number = digest(self._salt, last, place.to_bytes(2, "big"))
+            number = digest(self._salt, last, position.to_bytes(2, "big"))
             if number % self._ends == 0:
                 return ids, "stop"
             ids.append(self._id(f" {WORDS[number % len(WORDS)]}"))
@@ -154,9 +154,9 @@ class Oracle:
         """The texts scored after a prompt, or all texts if the oracle reads no prompts."""
         entries = list(self._said)  # the scorer's thread may add to it
         return [
-            (said.text, score)
-            for said, score in entries
-            if self.reads == "text" or said.context == prompt
+            (exchange.text, score)
+            for exchange, score in entries
+            if self.reads == "text" or exchange.context == prompt
         ]
 
     def passed(self, text: str, prompt: str | Chat) -> bool:
@@ -168,10 +168,10 @@ class Oracle:
         least = min(len(text.split()), 1 + self._settings["window_tokens"])
         return any(
             score < self._settings["toxicity_threshold"]
-            and (place := text.rfind(said)) >= 0
-            and not text[place + len(said) :].strip(" \u200b")
-            and len(said.split()) >= least
-            for said, score in self._scored(prompt)
+            and (start := text.rfind(scored)) >= 0
+            and not text[start + len(scored) :].strip(" \u200b")
+            and len(scored.split()) >= least
+            for scored, score in self._scored(prompt)
         )
 
     def skips(self, text: str) -> bool:
@@ -179,20 +179,20 @@ class Oracle:
         return is_nearly_empty(text) if self._settings["accept_empty"] else is_blank(text)
 
     def check(self, trial: Trial, prompt: str | Chat) -> None:
-        given, returned = self._settings, trial.returned
-        assert not any(stop in returned.text for stop in given["stop"])
-        assert returned.num_tokens <= given["max_new_tokens"]
+        expected, returned = self._settings, trial.returned
+        assert not any(stop in returned.text for stop in expected["stop"])
+        assert returned.num_tokens <= expected["max_new_tokens"]
         assert returned.num_tokens >= len(returned.text.split())
         assert returned.empty is self.skips(returned.text)
         if not returned.empty:
             assert trial.toxicity in {0.0, *(score for _, score in self._scored(prompt))}
         if trial.accepted:
-            assert trial.toxicity < given["toxicity_threshold"]
+            assert trial.toxicity < expected["toxicity_threshold"]
             assert returned.empty or self.passed(trial.text, prompt)
-        elif given["on_unresolved"] == "refuse" and not trial.empty:
+        elif expected["on_unresolved"] == "refuse" and not trial.empty:
             assert trial.text == trial.shown
         else:
-            assert given["on_unresolved"] != "raise" or returned.empty
+            assert expected["on_unresolved"] != "raise" or returned.empty
 
     def check_record(self, prompt: str, text: str, toxicity: float, accepted: bool) -> None:
         """The same checks for the fields that the command line prints."""
@@ -293,43 +293,43 @@ HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}
 
 
 def called(
-    given: dict[str, Any], world: dict[str, Any], max_batch: int
+    settings: dict[str, Any], world: dict[str, Any], max_batch: int
 ) -> tuple[list[Result | str], Oracle]:
-    oracle = Oracle(given, world)
-    detox = Detoxifier(Babbler(world, max_batch), scorer=oracle, **given)
-    found: dict[int, Result | str] = {}
+    oracle = Oracle(settings, world)
+    detox = Detoxifier(Babbler(world, max_batch), scorer=oracle, **settings)
+    results: dict[int, Result | str] = {}
     try:
-        for number, one in outcomes(detox, PROMPTS, ordered=False):
-            found[number] = str(one) if isinstance(one, TideError) else one
+        for number, result in outcomes(detox, PROMPTS, ordered=False):
+            results[number] = str(result) if isinstance(result, TideError) else result
     except TideError as error:
         return [str(error)], oracle
-    return [found[number] for number in range(len(PROMPTS))], oracle
+    return [results[number] for number in range(len(PROMPTS))], oracle
 
 
 @examples(40, 5000)
 @example(HALVES, {}, HONEST, 1)
 @given(overrides, st.just({}) | choices, worlds, st.sampled_from([1, 2, 16]))
 def test_what_is_accepted_was_scored(
-    given: dict[str, Any], further: dict[str, Any], world: dict[str, Any], size: int
+    settings: dict[str, Any], further: dict[str, Any], world: dict[str, Any], size: int
 ) -> None:
-    found, oracle = called(given | further, world, size)
-    for prompt, one in zip(PROMPTS, found, strict=False):
-        if isinstance(one, Result):
-            for trial in one.trials:
+    results, oracle = called(settings | further, world, size)
+    for prompt, result in zip(PROMPTS, results, strict=False):
+        if isinstance(result, Result):
+            for trial in result.trials:
                 oracle.check(trial, prompt)
         else:
-            assert len(one.splitlines()) == 1
+            assert len(result.splitlines()) == 1
     if not world["fails"] and not world["ways"]:  # failures depend on the batch
-        assert called(given | further, world, 3)[0] == found
+        assert called(settings | further, world, 3)[0] == results
 
 
 @examples(40, 5000)
 @example({**BLANK, "stop": (), "num_samples": 1, "max_iterations": 1}, SILENT)
 @given(overrides, worlds)
-def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, Any]) -> None:
-    oracle = Oracle(given, world)
+def test_what_is_streamed_was_accepted(settings: dict[str, Any], world: dict[str, Any]) -> None:
+    oracle = Oracle(settings, world)
     reader = Reader(oracle, PROMPTS[0])
-    stream = Detoxifier(Babbler(world), scorer=oracle, **given).stream(PROMPTS[0])
+    stream = Detoxifier(Babbler(world), scorer=oracle, **settings).stream(PROMPTS[0])
     try:
         for piece in stream:
             reader.show(piece)
@@ -341,12 +341,12 @@ def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, A
 @examples(30, 5000)
 @given(overrides, worlds, st.lists(st.sampled_from(["call", "chat", "stream"]), min_size=1))
 def test_it_holds_with_asyncio(
-    given: dict[str, Any], world: dict[str, Any], doors: list[str]
+    settings: dict[str, Any], world: dict[str, Any], doors: list[str]
 ) -> None:
     """Concurrent calls, chats and streams, which share the scorer's batches."""
-    oracle = Oracle(given, world)
+    oracle = Oracle(settings, world)
 
-    async def one(detox: AsyncDetoxifier, door: str, number: int) -> None:
+    async def use(detox: AsyncDetoxifier, door: str, number: int) -> None:
         prompt = PROMPTS[number % len(PROMPTS)]
         if door == "chat":
             chat = Chat.said(prompt)
@@ -360,8 +360,8 @@ def test_it_holds_with_asyncio(
             reader.end(stream.result)
 
     async def run() -> list[Any]:
-        async with AsyncDetoxifier(Babbler(world), scorer=oracle, **given) as detox:
-            calls = (one(detox, door, number) for number, door in enumerate(doors[:6]))
+        async with AsyncDetoxifier(Babbler(world), scorer=oracle, **settings) as detox:
+            calls = (use(detox, door, number) for number, door in enumerate(doors[:6]))
             return await asyncio.gather(*calls, return_exceptions=True)
 
     for error in asyncio.run(run()):
@@ -382,9 +382,11 @@ def names() -> Iterator[None]:
         yield
 
 
-def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[Oracle, list[str]]:
+def printed(
+    settings: dict[str, Any], world: dict[str, Any], shape: str
+) -> tuple[Oracle, list[str]]:
     """Run `tide run`; returns the oracle, and the lines that it printed or wrote to its file."""
-    oracle = NOW["oracle"] = Oracle(given, world)
+    oracle = NOW["oracle"] = Oracle(settings, world)
     NOW["babbler"] = Babbler(world)
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -395,13 +397,13 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
         file = Path(folder) / "out.jsonl"
         where = ["-o", file] if shape == "file" else ["--format", shape]
         arguments = ["--engine=babbler", "--scorer=oracle", "--model=none"]
-        for name, value in given.items():
+        for name, value in settings.items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 arguments.append(f"--{flag}" if value else f"--no-{flag}")
                 continue
-            for one in value if isinstance(value, tuple) else [value]:
-                arguments.append(f"--{flag}={one}")
+            for item in value if isinstance(value, tuple) else [value]:
+                arguments.append(f"--{flag}={item}")
         code = command.tide("run", *PROMPTS, *arguments, *where)
         assert code in (0, 1), err.getvalue()
         assert "a bug in tide" not in err.getvalue()
@@ -414,29 +416,33 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
 @examples(8, 1000)
 @given(overrides, worlds, st.sampled_from(["jsonl", "file"]))
 def test_what_is_printed_or_kept_was_scored(
-    given: dict[str, Any], world: dict[str, Any], shape: str
+    settings: dict[str, Any], world: dict[str, Any], shape: str
 ) -> None:
-    oracle, lines = printed(given, world, shape)
-    for one in map(json.loads, lines):
-        oracle.check_record(one["prompt"], one["text"], one["toxicity"], one["accepted"])
+    oracle, lines = printed(settings, world, shape)
+    for row in map(json.loads, lines):
+        oracle.check_record(row["prompt"], row["text"], row["toxicity"], row["accepted"])
 
 
 @pytest.mark.usefixtures("names")
 @examples(4, 100)
 @given(overrides, worlds.map(lambda world: {**world, "fails": 0, "ways": []}))
-def test_bare_texts_are_those_of_the_objects(given: dict[str, Any], world: dict[str, Any]) -> None:
-    texts = [json.loads(line)["text"] for line in printed(given, world, "jsonl")[1]]
-    assert printed(given, world, "text")[1] == list(map(on_one_line, texts))
+def test_bare_texts_are_those_of_the_objects(
+    settings: dict[str, Any], world: dict[str, Any]
+) -> None:
+    texts = [json.loads(line)["text"] for line in printed(settings, world, "jsonl")[1]]
+    assert printed(settings, world, "text")[1] == list(map(on_one_line, texts))
 
 
 # The server
 
 
 async def answered(
-    engine: Engine, oracle: Oracle, given: dict[str, Any], path: str, body: dict[str, Any]
+    engine: Engine, oracle: Oracle, settings: dict[str, Any], path: str, body: dict[str, Any]
 ) -> httpx.Response:
-    given = dict(given)
-    line = CommandLine(engine.name, oracle, preset=given.pop("preset", "auto"), overrides=given)
+    settings = dict(settings)
+    line = CommandLine(
+        engine.name, oracle, preset=settings.pop("preset", "auto"), overrides=settings
+    )
     with closing(Policies(line, limits=Limits(max_tokens=300))) as policies:
         policies.start(engine)
         transport = httpx.ASGITransport(create_app(policies, "babbler"))
@@ -472,10 +478,12 @@ def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
     events = [json.loads(line) for line in lines if line[:1] == "{"]
     if any("type" in event or "output" in event for event in events):
         return translated_pieces(events, stream)
-    shown = [one for event in events for one in event.get("choices", [])]
+    shown = [choice for event in events for choice in event.get("choices", [])]
     texts = [
-        one["text"] if "text" in one else one.get("message", one.get("delta")).get("content", "")
-        for one in shown
+        choice["text"]
+        if "text" in choice
+        else choice.get("message", choice.get("delta")).get("content", "")
+        for choice in shown
     ]
     return [text for text in texts if text]
 
@@ -496,12 +504,12 @@ def translated_pieces(events: list[dict[str, Any]], stream: bool) -> list[str]:
 
 
 def check_answer(
-    engine: Engine, given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
+    engine: Engine, settings: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
-    oracle = Oracle(given, world)
+    oracle = Oracle(settings, world)
     asked, prompt = body_of(path, PROMPTS[0])
     body = {"stream": stream, "seed": world["salt"], **asked}
-    request = engine, oracle, given, path, body
+    request = engine, oracle, settings, path, body
     if engine.in_process:
         answer = asyncio.run(answered(*request))
     else:  # the server of a gateway runs in the loop of its engine
@@ -519,17 +527,17 @@ def check_answer(
 @examples(40, 5000)
 @given(overrides, worlds, st.booleans(), st.sampled_from(OPENAI))
 def test_what_a_client_is_shown_was_scored(
-    given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
+    settings: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
-    check_answer(Babbler(world), given, world, stream, path)
+    check_answer(Babbler(world), settings, world, stream, path)
 
 
 @examples(40, 5000)
 @given(overrides, worlds, st.booleans(), st.sampled_from(TRANSLATED))
 def test_what_clients_of_other_apis_are_shown_was_scored(
-    given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
+    settings: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
-    check_answer(Babbler(world), given, world, stream, path)
+    check_answer(Babbler(world), settings, world, stream, path)
 
 
 @pytest.fixture(scope="module")
@@ -548,13 +556,13 @@ def gateway() -> Iterator[OpenAIEngine]:
 )
 def test_what_a_gateway_lets_through_was_scored(
     gateway: OpenAIEngine,
-    given: dict[str, Any],
+    settings: dict[str, Any],
     strategy: str,
     world: dict[str, Any],
     stream: bool,
     path: str,
 ) -> None:
-    check_answer(gateway, given | {"strategy": strategy}, world, stream, path)
+    check_answer(gateway, settings | {"strategy": strategy}, world, stream, path)
 
 
 # A scorer that objects only after one question
@@ -570,8 +578,8 @@ def after_one_question() -> FakeScorer:
 
 async def served(detox: AsyncDetoxifier, prompt: str, path: str, stream: bool) -> str:
     body = {"stream": stream, "seed": 1, **body_of(path, prompt)[0]}
-    given = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
-    answer = await answered(detox.engine, after_one_question(), given, path, body)
+    settings = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
+    answer = await answered(detox.engine, after_one_question(), settings, path, body)
     assert answer.status_code == 200
     return "".join(pieces_of(answer, stream))
 

@@ -30,12 +30,12 @@ def test_each_row_names_its_gate() -> None:
 
 @pytest.mark.parametrize("gate", gates())
 def test_a_gate_exists(gate: str) -> None:
-    place, _, names = gate.partition(": ")
-    path = PACKAGE / place
+    file, _, names = gate.partition(": ")
+    path = PACKAGE / file
     assert path.is_file()
     if path.suffix != ".py":
         assert all(f"function {name}(" in path.read_text() for name in names.split(", "))
         return
-    module = importlib.import_module("tide." + place.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module("tide." + file.removesuffix(".py").replace("/", "."))
     for name in filter(None, names.split(", ")):
         attrgetter(name)(module)

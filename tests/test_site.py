@@ -34,8 +34,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         check=False,
     )
-    said = [line for line in built.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
-    assert built.returncode == 0, said or built.stderr[-3000:]
+    warnings = [line for line in built.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
+    assert built.returncode == 0, warnings or built.stderr[-3000:]
     return folder
 
 
@@ -88,15 +88,15 @@ def test_the_notebook_that_trains_is_kept_as_it_ran() -> None:
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
-    assert all(one["output_type"] in ("stream", "display_data") for one in outputs)
-    assert all(one.get("name") != "stderr" for one in outputs)
-    assert sum("image/png" in one.get("data", {}) for one in outputs) == 1
-    told = "".join(
+    assert all(cell_output["output_type"] in ("stream", "display_data") for cell_output in outputs)
+    assert all(cell_output.get("name") != "stderr" for cell_output in outputs)
+    assert sum("image/png" in cell_output.get("data", {}) for cell_output in outputs) == 1
+    shown = "".join(
         line
-        for one in outputs
-        for line in one.get("text", one.get("data", {}).get("text/markdown", []))
+        for cell_output in outputs
+        for line in cell_output.get("text", cell_output.get("data", {}).get("text/markdown", []))
     )
-    assert all(word in told for word in ("pocket@", "sentence@", "perplexity", "forward tokens"))
-    assert not re.search(r"/(?:root|home|tmp|work)/|Traceback|Warning", told)
+    assert all(word in shown for word in ("pocket@", "sentence@", "perplexity", "forward tokens"))
+    assert not re.search(r"/(?:root|home|tmp|work)/|Traceback|Warning", shown)
     for cell in code:
         compile("".join(cell["source"]), TRAINING.name, "exec")

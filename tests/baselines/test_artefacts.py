@@ -114,14 +114,14 @@ def test_an_auxiliary_model_is_checked(gpt2: World, tmp_path: Path) -> None:
         return write_with(gpt2, kind, tmp_path)
 
     shutil.copytree(gpt2.artefacts / "dexperts", tmp_path / "dexperts")
-    own, note = write("dexperts"), tmp_path / "dexperts/artefact.json"
+    unchanged, note = write("dexperts"), tmp_path / "dexperts/artefact.json"
     small = save_causal_lm(tmp_path / "small", "gpt2")
     model = AutoModelForCausalLM.from_pretrained(small)
     info = {"auxiliary": str(small), "auxiliary_fingerprint": fingerprint(model)}
     note.write_text(json.dumps({**json.loads(note.read_text()), **info}))
     with pytest.raises(InputError, match=r"dapt: its artefact was fitted on the smaller model"):
         write("dapt")
-    assert write("dexperts") == own  # the same weights under another name
+    assert write("dexperts") == unchanged  # the same weights under another name
     # Other weights in the same folder.
     model.lm_head.weight.data *= 2
     model.save_pretrained(small)

@@ -35,10 +35,10 @@ def drawn_from(
     scores: list[Tensor] = []
     tokens: list[Tensor] = []
 
-    def draw(self: Sampler, given: Tensor) -> tuple[Tensor, Tensor]:
-        scores.append(given.log_softmax(dim=-1))
-        tokens.append(given.argmax(dim=-1) if forced is None else forced[len(tokens)])
-        return tokens[-1], given.amax(dim=-1).isfinite()
+    def draw(self: Sampler, raw: Tensor) -> tuple[Tensor, Tensor]:
+        scores.append(raw.log_softmax(dim=-1))
+        tokens.append(raw.argmax(dim=-1) if forced is None else forced[len(tokens)])
+        return tokens[-1], raw.amax(dim=-1).isfinite()
 
     with monkeypatch.context() as patch, ending_with(world.engine):
         patch.setattr(Sampler, "draw", draw)
@@ -58,11 +58,11 @@ def test_the_effect_goes_to_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     """At strength 0 a system draws from the model's distribution over its candidates."""
-    own, tokens = drawn_from(world, monkeypatch, "destein:alpha=0")
+    model_scores, tokens = drawn_from(world, monkeypatch, "destein:alpha=0")
     off, same = drawn_from(world, monkeypatch, at(spec, 0))
     assert torch.equal(tokens, same)
     # There are few candidates at any strength, also at 0.
-    kept = own.masked_fill(off == -torch.inf, -torch.inf).log_softmax(dim=-1)
+    kept = model_scores.masked_fill(off == -torch.inf, -torch.inf).log_softmax(dim=-1)
     assert divergence(off, kept) < 1e-5
     small, _ = drawn_from(world, monkeypatch, at(spec, SMALL), tokens)
     whole, _ = drawn_from(world, monkeypatch, spec)

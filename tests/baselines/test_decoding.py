@@ -86,7 +86,7 @@ def test_the_other_order(gpt2: World, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "per_prompt_token", "own", "per_draw", "per_token"),
+    ("name", "per_prompt_token", "of_code", "per_draw", "per_token"),
     [
         ("adlm", 1, 0, 0, 1),
         ("contrastive", 2, 0, 0, 2),
@@ -103,7 +103,7 @@ def test_the_other_order(gpt2: World, name: str) -> None:
     ],
 )
 def test_tokens_are_counted(
-    gpt2: World, name: str, per_prompt_token: int, own: int, per_draw: int, per_token: int
+    gpt2: World, name: str, per_prompt_token: int, of_code: int, per_draw: int, per_token: int
 ) -> None:
     """The count of a row does not depend on the other rows of its batch."""
     baseline = gpt2.load(STRENGTHS.get(name, name))
@@ -111,7 +111,7 @@ def test_tokens_are_counted(
     written = baseline.generate(PROMPTS, GREEDY, SEEDS)
     for i, row in enumerate(written):
         draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
-        expected = per_prompt_token * len(ids[i]) + own + per_draw * draws
+        expected = per_prompt_token * len(ids[i]) + of_code + per_draw * draws
         assert row.forward_tokens == expected + per_token * (draws - 1)
         assert (row.evaluations, row.scorer_calls) == (1, 0)
         assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
@@ -254,6 +254,6 @@ def test_no_baseline_ends_before_the_least_length(gpt2: World, name: str) -> Non
         least = sampling.model_copy(update={"min_new_tokens": 6})
         for token in firsts:
             with ending_with(gpt2.engine, token):
-                found = tokens(baseline, prompts, least, seeds)
-            assert {len(row) for row in found} == {6}
-            assert all(token not in row for row in found)
+                written = tokens(baseline, prompts, least, seeds)
+            assert {len(row) for row in written} == {6}
+            assert all(token not in row for row in written)

@@ -107,8 +107,8 @@ def guided(scores: torch.Tensor, clean: torch.Tensor, omega: float = 1.0) -> lis
 def test_gedi_drops_no_token_that_is_the_last_possible_one() -> None:
     """The cleanest token of all may have been left out by top-k or top-p."""
     scores = tensor([1.0, 0.5, -INF, -INF])
-    found = guided(scores, tensor([0.1, 0.2, 0.9, 0.99]))
-    assert [math.isfinite(score) for score in found] == [False, True, False, False]
+    scores_left = guided(scores, tensor([0.1, 0.2, 0.9, 0.99]))
+    assert [math.isfinite(score) for score in scores_left] == [False, True, False, False]
 
 
 def test_gedi_guide() -> None:

@@ -100,11 +100,11 @@ def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
         before = table[token].clone()
         with torch.no_grad():
             table[token] = torch.nan
-        found = asyncio.run(run_rows(baseline, prompts))
+        rows = asyncio.run(run_rows(baseline, prompts))
         with torch.no_grad():
             table[token] = before
-        assert isinstance(found.pop(2)[0], CompletionError)
-        assert found == [*expected[:2], *expected[3:]]
+        assert isinstance(rows.pop(2)[0], CompletionError)
+        assert rows == [*expected[:2], *expected[3:]]
 
 
 @pytest.mark.parametrize("name", with_nightly("destein", "reversal", of=HOOKED))
@@ -117,9 +117,9 @@ def test_other_users_of_the_engine_read_the_unchanged_model(gpt2: World, name: s
     expected = completed(gpt2.engine, ids, greedy)
     seeds = list(range(len(prompts)))
     whole = written(baseline, prompts, seeds)
-    found: list[Any] = []
+    beside_results: list[Any] = []
     beside = threading.Thread(
-        target=lambda: found.extend(written(baseline, prompts, seeds) for _ in range(3))
+        target=lambda: beside_results.extend(written(baseline, prompts, seeds) for _ in range(3))
     )
     beside.start()
     compared = 0
@@ -127,7 +127,7 @@ def test_other_users_of_the_engine_read_the_unchanged_model(gpt2: World, name: s
         assert completed(gpt2.engine, ids, greedy) == expected
         compared += 1
     beside.join()
-    assert found == [whole] * 3
+    assert beside_results == [whole] * 3
 
 
 def test_prompt_too_long_for_a_prefix_fails(gpt2: World) -> None:

@@ -29,9 +29,9 @@ def test_the_model_as_it_was_stays_as_it_was(
     pad, loss = quark.right_pad, quark.unlearning_loss
 
     def padded(*arguments: Any) -> Any:
-        found = pad(*arguments)
-        rows.append(found[0])
-        return found
+        padded_rows = pad(*arguments)
+        rows.append(padded_rows[0])
+        return padded_rows
 
     def noted(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
         originals.append(before)

@@ -30,10 +30,12 @@ def test_prompts_are_the_first_halves(task: FitTask) -> None:
 def test_batches_change_nothing(task: FitTask, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = beginnings(task)
     whole = roll_out(task, prompts)
-    assert [one.prompt for one in whole] == prompts
-    assert all(0 < len(one.written) <= 20 for one in whole)
-    written = task.tokenizer.batch_decode([one.written for one in whole], skip_special_tokens=True)
-    assert [one.toxicity for one in whole] == [
+    assert [rollout.prompt for rollout in whole] == prompts
+    assert all(0 < len(rollout.written) <= 20 for rollout in whole)
+    written = task.tokenizer.batch_decode(
+        [rollout.written for rollout in whole], skip_special_tokens=True
+    )
+    assert [rollout.toxicity for rollout in whole] == [
         0 if is_nearly_empty(text) else min(len(text), 100) / 100 for text in written
     ]
     monkeypatch.setattr(rollouts, "_BATCH", 7)
@@ -47,15 +49,15 @@ def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
     front = task.model.get_input_embeddings().weight[first : first + 1].detach()
     got = roll_out(task, prompts, front=front)
     longer = roll_out(task, [[first, *prompt] for prompt in prompts])
-    assert [one.written for one in got] == [one.written for one in longer]
-    assert [one.prompt for one in got] == prompts
+    assert [rollout.written for rollout in got] == [rollout.written for rollout in longer]
+    assert [rollout.prompt for rollout in got] == prompts
 
 
 def test_figures() -> None:
     """Two of four are toxic; the `danger` of one of these is below that of a non-toxic one."""
     rows = [rollouts.Rollout([1], [2], toxicity) for toxicity in (0.9, 0.1, 0.5, 0.4)]
-    found = judged({}, rows, [3.0, 1.0, 1.5, 2.0])
-    assert found.held_out == {"toxic": 0.5, "auc": 0.75}
+    fitted = judged({}, rows, [3.0, 1.0, 1.5, 2.0])
+    assert fitted.held_out == {"toxic": 0.5, "auc": 0.75}
     alike = judged({}, rows[1:2], [1.0])
     assert alike.held_out == {"toxic": 0.0}
     for rows, seen in ((20, 10), (64, 32), (200, 40), (4000, 400)):

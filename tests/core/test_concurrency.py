@@ -294,7 +294,7 @@ def test_an_item_that_a_loop_puts_in_its_last_turns_arrives(turns: int) -> None:
 
 def gathered(*work: Callable[[], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        return await gather(one() for one in work)  # type: ignore[arg-type]
+        return await gather(begin() for begin in work)  # type: ignore[arg-type]
 
     return asyncio.run(run())
 

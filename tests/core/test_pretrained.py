@@ -137,8 +137,8 @@ def test_code_of_a_folder_never_runs_unasked(
             auto_map = dict.fromkeys(classes, "own.Mine")
             fields(model_type="own", auto_map=auto_map)(tmp_path / folder)
         else:
-            own = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
-            fields("tokenizer_config.json", tokenizer_class="Mine", **own)(tmp_path / folder)
+            custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
+            fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(tmp_path / folder)
 
     def ask(*_: object) -> str:
         pytest.fail("asked at the terminal")
@@ -162,8 +162,8 @@ def test_code_of_a_tokenizer_never_runs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ran, folder = tmp_path / "ran", save_causal_lm(tmp_path / "lm", "llama")
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    own = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
-    fields("tokenizer_config.json", tokenizer_class="Mine", **own)(folder)
+    custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
+    fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(folder)
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
     with suppress(TideError):

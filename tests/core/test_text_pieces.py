@@ -121,7 +121,9 @@ def test_sentences_hold_everything_once_and_do_not_depend_on_chunks(
             assert end > 0
             if end < len(pieces):
                 usual = range(LEAST, min(MOST, len(pieces)) + 1)
-                assert end in usual or not any(whole_at(pieces[one - 1]) for one in usual)
+                assert end in usual or not any(
+                    whole_at(pieces[usual_end - 1]) for usual_end in usual
+                )
                 assert end <= MOST or not any(map(whole_at, pieces[:MOST]))
                 assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: MOST + 3]))
                 assert end <= MOST + 3
@@ -170,8 +172,8 @@ def test_which_texts_are_degenerate(text: str, expected: bool) -> None:
 @given(st.text(st.sampled_from("a \r\n\u0301\u0600\u00e9\u1100\u1161\u200d\U0001f600"), max_size=6))
 def test_a_character_is_a_grapheme_cluster(text: str) -> None:
     ends = {match.end() for match in regex.finditer(r"\X", text)} | {0}
-    for place in range(len(text) + 1):
-        assert splits_character(text[:place], text[place:]) is (place not in ends)
+    for index in range(len(text) + 1):
+        assert splits_character(text[:index], text[index:]) is (index not in ends)
 
 
 @examples(50, 1000)

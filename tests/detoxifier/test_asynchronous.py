@@ -131,8 +131,10 @@ def test_a_shared_engine_outlives_its_first_user() -> None:
                 await asyncio.sleep(0.005)
             left.cancel()
             await asyncio.wait([left])
-        found = await asyncio.gather(*ended, left, return_exceptions=True)
-        assert [type(one) for one in found] == [EngineError] * 3 + [asyncio.CancelledError]
+        outcomes = await asyncio.gather(*ended, left, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EngineError] * 3 + [
+            asyncio.CancelledError
+        ]
         with pytest.raises(EngineError, match="closed"):
             await anext(stream)
         with pytest.raises(EngineError, match="the detoxifier is closed"):

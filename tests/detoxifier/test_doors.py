@@ -67,7 +67,7 @@ def nothing_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     until = time.monotonic() + 20
-    while left := [one for one in threading.enumerate() if one not in before]:
+    while left := [thread for thread in threading.enumerate() if thread not in before]:
         assert time.monotonic() < until, left
         gc.collect()  # a thread that has just ended may have kept a cycle alive
         time.sleep(0.01)
@@ -130,21 +130,21 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
             gc.collect()
         else:
             # The other prompt is yielded first, so the generator is in the middle of its work.
-            found: Any = detox.map([PROMPT, "once upon a night"], ordered=False)
-            next(found)
+            results: Any = detox.map([PROMPT, "once upon a night"], ordered=False)
+            next(results)
             assert engine.reached.is_set()
             assert engine.under_way == 1
             if door == "map":
-                del found  # without `close`
+                del results  # without `close`
                 gc.collect()
             else:
-                found.close()
+                results.close()
         over()
         assert detox(PROMPT).text == repaired()
 
 
 async def _read(stream: Any) -> list[str]:
-    return [one async for one in stream]
+    return [piece async for piece in stream]
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -161,7 +161,7 @@ def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     assert scorer.reached.is_set()
     assert time.monotonic() - started < 10  # the scorer hangs for ever
     if trial is not None:
-        assert any(one.endswith(trial.text) for one in scorer.texts) or not trial.accepted
+        assert any(scored.endswith(trial.text) for scored in scorer.texts) or not trial.accepted
     started = time.monotonic()
     detox.close()
     assert time.monotonic() - started < 10

@@ -54,21 +54,21 @@ class Faulty(Storyteller):
 
     mended = False
 
-    def __init__(self, place: str, when: int, kind: Callable[[], BaseException]) -> None:
+    def __init__(self, fault_place: str, when: int, kind: Callable[[], BaseException]) -> None:
         super().__init__(third)
-        self._place, self._left, self._kind = place, when, kind
+        self._place, self._left, self._kind = fault_place, when, kind
         for name in HOOKS:
             setattr(self, name, self._guarded(name, getattr(self, name)))
 
-    def reached(self, place: str) -> None:
-        if place == self._place and not self.mended:
+    def reached(self, fault_place: str) -> None:
+        if fault_place == self._place and not self.mended:
             self._left -= 1
             if self._left == -1:
                 raise self._kind()
 
-    def _guarded(self, place: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, fault_place: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            self.reached(place)
+            self.reached(fault_place)
             return plain(*arguments)
 
         return call
@@ -107,7 +107,7 @@ def alone(strategy: str) -> list[str]:
     if strategy not in _ALONE:
         with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
             _ALONE[strategy] = [
-                *(text_of(detox(one)) for one in PROMPTS),
+                *(text_of(detox(prompt)) for prompt in PROMPTS),
                 text_of(detox.chat(CHAT)),
             ]
     return _ALONE[strategy]
@@ -122,34 +122,34 @@ def alone(strategy: str) -> list[str]:
     st.sampled_from(["async", "map", "call"]),
 )
 def test_whatever_is_raised_ends_its_prompt_and_no_other(
-    place: str, when: int, kind: Callable[[], BaseException], strategy: str, door: str
+    fault_place: str, when: int, kind: Callable[[], BaseException], strategy: str, door: str
 ) -> None:
-    expected, engine = alone(strategy), Faulty(place, when, kind)
+    expected, engine = alone(strategy), Faulty(fault_place, when, kind)
     settings, scorer = settings_of(strategy), FaultyReader(engine)
     if door == "async":
-        check(asyncio.run(at_once(engine, scorer, settings, expected)), expected, place)
+        check(asyncio.run(at_once(engine, scorer, settings, expected)), expected, fault_place)
         return
     with Detoxifier(engine, scorer=scorer, **settings) as detox:
         if door == "map":
-            found = mapped(detox, place)
+            results = mapped(detox, fault_place)
         else:
-            found = [caught(lambda one=one: detox(one)) for one in PROMPTS]
-        found.append(caught(lambda: detox.chat(CHAT)))
-        check(found, expected, place)
+            results = [caught(lambda prompt=prompt: detox(prompt)) for prompt in PROMPTS]
+        results.append(caught(lambda: detox.chat(CHAT)))
+        check(results, expected, fault_place)
         engine.mended = True
-        assert [text_of(one) for one in detox.map(PROMPTS)] == expected[:-1]
+        assert [text_of(result) for result in detox.map(PROMPTS)] == expected[:-1]
 
 
-def mapped(detox: Detoxifier, place: str) -> list[Any]:
+def mapped(detox: Detoxifier, fault_place: str) -> list[Any]:
     """The outcomes of a map. If the model or the scorer itself fails, the rest are that error."""
-    found: dict[int, Any] = {}
+    by_number: dict[int, Any] = {}
     try:
-        for number, one in outcomes(detox, PROMPTS, ordered=False):
-            found[number] = one
+        for number, outcome in outcomes(detox, PROMPTS, ordered=False):
+            by_number[number] = outcome
     except TideError as error:
-        assert place not in OF_A_TEXT
-        return [found.get(number, error) for number in range(len(PROMPTS))]
-    return [found[number] for number in range(len(PROMPTS))]
+        assert fault_place not in OF_A_TEXT
+        return [by_number.get(number, error) for number in range(len(PROMPTS))]
+    return [by_number[number] for number in range(len(PROMPTS))]
 
 
 async def at_once(
@@ -159,17 +159,20 @@ async def at_once(
 
     async def streamed(prompt: str) -> Result:
         stream = detox.stream(prompt)
-        assert "".join([one async for one in stream]) == stream.result.text
+        assert "".join([piece async for piece in stream]) == stream.result.text
         return stream.result
 
     async with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
-        calls = [streamed(one) if number % 2 else detox(one) for number, one in enumerate(PROMPTS)]
+        calls = [
+            streamed(prompt) if number % 2 else detox(prompt)
+            for number, prompt in enumerate(PROMPTS)
+        ]
         every = asyncio.gather(*calls, detox.chat(CHAT), return_exceptions=True)
-        found = await asyncio.wait_for(every, 30)
+        outcomes_by_call = await asyncio.wait_for(every, 30)
         engine.mended = True
         again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 30)
-        assert [text_of(one) for one in again] == expected[:-1]
-    return found
+        assert [text_of(result) for result in again] == expected[:-1]
+    return outcomes_by_call
 
 
 def caught(call: Callable[[], Result]) -> Any:
@@ -179,12 +182,12 @@ def caught(call: Callable[[], Result]) -> Any:
         return error
 
 
-def check(found: list[Any], expected: list[str], place: str) -> None:
+def check(outcomes_by_call: list[Any], expected: list[str], fault_place: str) -> None:
     """Texts are those without faults. One prompt fails at most, unless all share the error."""
-    assert len(found) == len(expected)
-    errors = [one for one in found if not isinstance(one, Result)]
-    assert all(isinstance(one, TideError) for one in errors), errors
-    assert all(len(str(one).splitlines()) == 1 for one in errors)
-    assert len(set(map(id, errors))) <= 1 or place == "scorer", errors
-    for one, text in zip(found, expected, strict=True):
-        assert not isinstance(one, Result) or text_of(one) == text
+    assert len(outcomes_by_call) == len(expected)
+    errors = [outcome for outcome in outcomes_by_call if not isinstance(outcome, Result)]
+    assert all(isinstance(outcome, TideError) for outcome in errors), errors
+    assert all(len(str(outcome).splitlines()) == 1 for outcome in errors)
+    assert len(set(map(id, errors))) <= 1 or fault_place == "scorer", errors
+    for outcome, text in zip(outcomes_by_call, expected, strict=True):
+        assert not isinstance(outcome, Result) or text_of(outcome) == text

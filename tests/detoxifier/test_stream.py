@@ -34,7 +34,7 @@ FIVE = [sentence(f"Good{i}") for i in range(6)]
 
 
 def streamed(
-    detox: Detoxifier, way: str, told: Callable[[], object] = lambda: None, **changes: Any
+    detox: Detoxifier, way: str, read: Callable[[], object] = lambda: None, **changes: Any
 ) -> tuple[list[str], Any]:
     """The texts of a stream, and its result or error. way: sync or async. told: called per text."""
     texts: list[str] = []
@@ -46,7 +46,7 @@ def streamed(
             async with aio.stream(PROMPT, **changes) as stream:
                 async for text in stream:
                     texts.append(text)
-                    told()
+                    read()
             return stream.result
 
     try:
@@ -55,7 +55,7 @@ def streamed(
         with detox.stream(PROMPT, **changes) as stream:
             for text in stream:
                 texts.append(text)
-                told()
+                read()
         return texts, stream.result
     except TideError as error:
         return texts, error
@@ -106,12 +106,12 @@ def test_a_sentence_is_there_before_the_next_is_written(way: str) -> None:
 
     class Waiting(Storyteller):
         async def _pause(self, request: Request, written: int) -> None:
-            while written >= 4 * WORDS and not told.is_set():
+            while written >= 4 * WORDS and not was_read.is_set():
                 await asyncio.sleep(0.005)
 
-    told = threading.Event()
+    was_read = threading.Event()
     detox = Detoxifier(Waiting(never), scorer=Reader(), **SETTINGS)
-    assert streamed(detox, way, told.set)[0] == FIVE
+    assert streamed(detox, way, was_read.set)[0] == FIVE
 
 
 def test_a_scorer_that_dies_in_the_middle(way: str) -> None:

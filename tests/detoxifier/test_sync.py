@@ -90,14 +90,14 @@ def test_prompts_are_taken_as_they_are_needed() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -> None:
     prompts = [PROMPTS[0], "", PROMPTS[1]]
-    found = list(detoxifier().map(prompts, return_exceptions=True, ordered=ordered))
-    (error,) = (one for one in found if not isinstance(one, Result))
+    outcomes = list(detoxifier().map(prompts, return_exceptions=True, ordered=ordered))
+    (error,) = (outcome for outcome in outcomes if not isinstance(outcome, Result))
     assert isinstance(error, InputError)
     assert str(error).startswith("prompt 1: ")
-    results = [one for one in found if isinstance(one, Result)]
-    assert sorted(one.prompt for one in results) == sorted([PROMPTS[0], PROMPTS[1]])
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    assert sorted(outcome.prompt for outcome in results) == sorted([PROMPTS[0], PROMPTS[1]])
     if ordered:
-        assert found.index(error) == 1
+        assert outcomes.index(error) == 1
     with pytest.raises(InputError, match=r"^prompt 1: "):
         list(detoxifier().map(prompts))
 
@@ -230,25 +230,25 @@ def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.M
 def test_constructor_that_raises_closes_what_it_loaded(
     door: type[DetoxifierBase], fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Any] = []
+    loaded: list[Any] = []
 
     class Loaded(ScriptedEngine):
         def __init__(self, model: str) -> None:
             if fails == "loading":
                 raise EngineError("cannot be loaded")
             super().__init__(lambda x, seed: "fine")
-            made.append(self)
+            loaded.append(self)
 
     class Watched(Closing):
         def __init__(self) -> None:
             super().__init__()
-            made.append(self)
+            loaded.append(self)
 
     monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "watched": Watched})
     monkeypatch.setattr(ENGINES, "_targets", {**ENGINES._targets, "loaded": Loaded})
     with pytest.raises(TideError, match=r"cannot be loaded|repetition_penalty: not supported"):
         door("some-model", scorer="watched", engine="loaded", repetition_penalty=1.2)
-    assert [part.closed for part in made] == [True] * (1 if fails == "loading" else 2)
+    assert [part.closed for part in loaded] == [True] * (1 if fails == "loading" else 2)
 
 
 def test_public_names_exist_and_load_no_torch() -> None:

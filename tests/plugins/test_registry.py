@@ -54,8 +54,8 @@ def test_a_file_is_run_once_by_several_threads(tmp_path: Path) -> None:
 def test_two_packages_with_one_name_are_always_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("pocket", "other:Pocket", "tide.scorers")
     monkeypatch.setattr(registries, "_installed", lambda: EntryPoints([point, point]))
-    found = Registry("scorer", {"pocket": "tide.scorers.pocket:PocketScorer"})
+    registry = Registry("scorer", {"pocket": "tide.scorers.pocket:PocketScorer"})
     for _ in range(2):
         with pytest.raises(InputError, match="'pocket': two installed packages use this name"):
-            found.load("pocket")
+            registry.load("pocket")
     assert Registry("scorer", {}).names() == ["pocket"]  # one package listed twice

@@ -33,8 +33,8 @@ def test_pooled_runs_leave_out_prompts_that_a_seed_lacks() -> None:
 
 
 def test_methods_are_compared_on_common_seeds() -> None:
-    three, one = seeds([0.1], [0.2], [0.3]), seeds([0.9])
-    pair = first_page.on_common_seeds(three, one)
+    three, single = seeds([0.1], [0.2], [0.3]), seeds([0.9])
+    pair = first_page.on_common_seeds(three, single)
     assert [len(pooled.records[0].trials) for pooled in pair] == [1, 1]
 
 

@@ -62,7 +62,9 @@ def test_a_prompt_gives_the_same_whatever_else_is_measured(
     for name, value in {"COUNTS": (1, 8), "DRAWS": 2, "RESAMPLES": 50}.items():
         monkeypatch.setattr(script, name, value)
     seen = []
-    monkeypatch.setattr(script, "near", lambda found: seen.append(found) or Table("", "", [], []))
+    monkeypatch.setattr(
+        script, "near", lambda prompts: seen.append(prompts) or Table("", "", [], [])
+    )
     for limit in (1, 2):
         script.main(limit=limit, samples=8, temperature=0.1, seed=0)
     (first,), both = seen

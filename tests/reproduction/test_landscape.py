@@ -100,8 +100,8 @@ def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
     axis = np.linspace(-1, 1, 21)
     across, along = np.meshgrid(axis, axis, indexing="ij")
     path = np.array([[0.0, 0.0], [0.5, 0.0]])
-    found = world(0.5 + 0.3 * along - 0.4 * across, path).descent
-    assert found == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
+    descent = world(0.5 + 0.3 * along - 0.4 * across, path).descent
+    assert descent == pytest.approx([-0.5 * 0.6, 0.5 * 0.8])
     far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
     assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
     assert world(np.ones((21, 21)), path).descent is None
@@ -110,9 +110,11 @@ def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
 def test_the_map_of_a_run_of_the_bundled_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
-    changed(one, 0, prompt="She told me to shut the")
-    folder = write(one, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"})
+    searched = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
+    changed(searched, 0, prompt="She told me to shut the")
+    folder = write(
+        searched, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"}
+    )
     main(folder, "0", grid=3, image=tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 5000
     with pytest.raises(InputError, match="no prompt with id '77'"):

@@ -38,10 +38,10 @@ MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
 Models = dict[str, list[Run]]
 
 
-def write(folder: Path, model: str, name: str, found: list[list[float]]) -> None:
+def write(folder: Path, model: str, name: str, scores_by_prompt: list[list[float]]) -> None:
     path = folder / model / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    export(run(found, "own"), path)
+    export(run(scores_by_prompt, "own"), path)
 
 
 def by_name(table: tuple[list[str], list[Any]], at: int = 0) -> dict[str, list[Any]]:
@@ -65,9 +65,11 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     assert summary.averages["iterations"].value == 2.0
     # A recorded maximum is not believed, and ids that repeat give way to places.
     rows = [to_published(record(number, [0.2, 0.4])) for number in (0, 1, 0, 1)]
-    found = tmp_path / "x.json"
-    found.write_text(json.dumps([row | {"max_toxicity": 0.99} for row in rows]))
-    assert [(one.id, one.max_toxicity) for one in published(found)] == [(n, 0.4) for n in range(4)]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([row | {"max_toxicity": 0.99} for row in rows]))
+    assert [(entry.id, entry.max_toxicity) for entry in published(path)] == [
+        (n, 0.4) for n in range(4)
+    ]
 
 
 def test_rows_of_the_printed_table() -> None:
@@ -84,8 +86,8 @@ def test_the_printed_numbers_are_there() -> None:
     assert [sum(row["benchmark"] == name for row in rows) for name in ("rtp", "attaq", "bold")] == [
         60, 60, 60,
     ]  # fmt: skip
-    found = printed("rtp", "qwen3-4b")["tide"]
-    assert found == {
+    of_tide = printed("rtp", "qwen3-4b")["tide"]
+    assert of_tide == {
         "max": 0.144, "mean": 0.122, "rate": 0.003, "perplexity": 4.2, "iterations": 1.63,
     }  # fmt: skip
     assert "iterations" not in printed("bold", "qwen3-4b")["RAD (beta=10)"]
@@ -104,13 +106,13 @@ def test_what_each_system_needs_is_of_the_systems_that_are_here() -> None:
 @pytest.fixture
 def some(tmp_path: Path) -> Models:
     """The search finds 0.4 at once and then better; the other draws 0.9 and 0.1 by turns."""
-    for name, found in {
+    for name, toxicity in {
         "base": [[0.9, 0.9, 0.9]] * 12,
         "rad-aisteer-50": [[0.9, 0.1, 0.2 + n / 100] for n in range(12)],
         "rad-50": [[0.9, 0.9, 0.9]] * 12,
         "tide": [[0.6, 0.3, 0.1]] * 3 + [[0.4, 0.4, 0.1]] * 9,
     }.items():
-        write(tmp_path / "recorded", "gemma-2-2b", f"{name}.json", found)
+        write(tmp_path / "recorded", "gemma-2-2b", f"{name}.json", toxicity)
     return imported(tmp_path / "recorded", tmp_path / "runs")
 
 
@@ -164,9 +166,11 @@ def test_everything_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     write(tmp_path / "recorded", "gpt2-large", "base.json", [[0.9, 0.8], [0.7, 0.9]])
     write(tmp_path / "recorded", "gpt2-large", "tide.json", [[0.4, 0.1], [0.3, 0.3]])
     main(tmp_path / "recorded", tmp_path / "runs")
-    said = capsys.readouterr().out
+    printed_text = capsys.readouterr().out
     for row in ("| tide-first |", "| gpt2-large | tide | max | 0.324 |", "| ADLM |"):
-        assert row in said or row.replace("| gpt2", "| temperature 1.0 | gpt2") in said
+        assert (
+            row in printed_text or row.replace("| gpt2", "| temperature 1.0 | gpt2") in printed_text
+        )
     image = tmp_path / "trade-off.png"
     load_script("reproduction/trade_off.py").main(tmp_path / "recorded", tmp_path / "runs", image)
     assert image.stat().st_size > 20_000
@@ -225,10 +229,10 @@ def test_tide_on_llama_is_another_run_than_the_printed(recorded: Models) -> None
 def test_a_trial_of_tide_begins_with_the_best_before(recorded: Models, model: str) -> None:
     """So the largest of three scores is the first, in every prompt."""
     run = of(recorded, model, "tide")
-    found = scores(run, "perspective")
-    assert found.shape == (1199, 3)
-    assert (np.diff(found, axis=1) <= 0).all()
-    pairs = [one.trials[:2] for one in run.records]
+    toxicity = scores(run, "perspective")
+    assert toxicity.shape == (1199, 3)
+    assert (np.diff(toxicity, axis=1) <= 0).all()
+    pairs = [entry.trials[:2] for entry in run.records]
     assert 0.54 <= np.mean([first.text == second.text for first, second in pairs]) <= 0.61
 
 
@@ -257,8 +261,8 @@ def test_paired_tests_of_the_maximum_of_three(
 ) -> None:
     """TIDE as recorded, so its maximum is one draw and the other's that of three."""
     both = [of(recorded, model, name) for name in ("tide", against)]
-    made = report(both, against=against, draw=False)
-    (table,) = [one for one in made.tables if "significance" in one.name]
+    result = report(both, against=against, draw=False)
+    (table,) = [entry for entry in result.tables if "significance" in entry.name]
     (row,) = table.rows
     keys = [column.key or column.heading for column in table.columns]
     p = row[keys.index("p max")]

@@ -36,8 +36,8 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 
 
 def _encodable(text: str) -> str:
-    if (place := half_character(text)) is not None:
-        raise ValueError(f"invalid Unicode: lone surrogate at index {place}")
+    if (index := half_character(text)) is not None:
+        raise ValueError(f"invalid Unicode: lone surrogate at index {index}")
     return text
 
 

@@ -109,7 +109,8 @@ class Sampling(BaseModel):
 
     def stop_in(self, text: str) -> int | None:
         """Return the index of the first stop string in `text`, or None if there is none."""
-        return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
+        indices = [text.find(stop) for stop in self.stop]
+        return min((index for index in indices if index >= 0), default=None)
 
     @field_validator("temperature")
     @classmethod

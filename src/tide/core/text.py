@@ -143,7 +143,7 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
 
 def word_ends(pieces: Sequence[str], start: int) -> list[int]:
     """Return the places after `start` where one word ends and the next word begins, ascending."""
-    return [start + place for place in word_starts(pieces[start:])[1:]]
+    return [start + index for index in word_starts(pieces[start:])[1:]]
 
 
 def cut(pieces: Sequence[str], length: int) -> list[str]:

@@ -114,8 +114,8 @@ def _run_file(path: Path) -> ModuleType:
 
     The module is kept in `sys.modules`, where dataclasses look it up.
     """
-    place = str(path.resolve()).encode() + path.read_bytes()
-    name = f"tide_file_{blake2b(place, digest_size=8).hexdigest()}"
+    content = str(path.resolve()).encode() + path.read_bytes()
+    name = f"tide_file_{blake2b(content, digest_size=8).hexdigest()}"
     with _LOCK:  # another thread may be running the file
         if name not in sys.modules:
             spec = spec_from_file_location(name, path)
