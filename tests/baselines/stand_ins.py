@@ -50,11 +50,8 @@ STRENGTHS = {
     "unidetox": "unidetox:scale=1",
     "word-filter": "word-filter:penalty=1000",
 }
-ORDERS = {
-    kind: "warp-shift" if kind in ("rad", "sasa") else "shift-warp"
-    for kind in STRENGTHS
-    if kind not in ("dapt", "destein", "reversal", "unidetox")
-}
+# Those that warp the scores before they shift them, by default.
+WARP_FIRST = ("rad", "sasa")
 
 
 def at(spec: str, strength: float) -> str:
@@ -196,7 +193,8 @@ class Plain:
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
         sampler.enter([sampling], [seed])
-        shift_first = (order or ORDERS.get(kind)) == "shift-warp"
+        default = "warp-shift" if kind in WARP_FIRST else "shift-warp"
+        shift_first = (order or default) == "shift-warp"
         for _ in range(sampling.max_new_tokens):
             if shift_first:
                 scores = sampler.warp(score(prompt, ids, written, lambda x: x)[None])[0]

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, scaled_dot_product_attention
 
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
@@ -47,16 +47,13 @@ from tide.engines.local.batch import Row
 from tide.engines.local.stream import Stream
 
 _DIVERGENCE = 0.1  # weight of the divergence from the model in the loss
+_ALPHA = 4.0  # suppression of tokens that toxic text prefers
 
 
 class AdlmOptions(Options):
     strength = "scale"
 
     scale: Strength = Field(default=1.0, description="Multiple of the shift; 1 in the paper.")
-    alpha: float = Field(
-        default=4.0, ge=0, le=1_000, description="Suppression of tokens that toxic text prefers."
-    )
-    order: Order = "shift-warp"
 
 
 def attribute_shift(base: Tensor, clean: Tensor, toxic: Tensor, alpha: float) -> Tensor:
@@ -127,11 +124,11 @@ class AdlmLane(SteeredLane):
         *arguments: Any,
         states: LastHidden,
         projection: Projection,
-        options: AdlmOptions,
-        **more: Any,
+        scale: float,
+        **options: Any,
     ) -> None:
-        self._states, self._projection, self._options = states, projection, options
-        super().__init__(*arguments, **more)
+        self._states, self._projection, self._scale = states, projection, scale
+        super().__init__(*arguments, **options)
 
     def clear(self) -> None:
         super().clear()
@@ -153,8 +150,8 @@ class AdlmLane(SteeredLane):
         mask = before_end(lengths, memory.shape[1])[:, None, None, None]
         changes = self._projection(self._last[:, None], memory, mask)[:, 0]
         clean, toxic = self._states.layer(changes).float().unbind(dim=1)
-        base, options = self.stream.logits.float(), self._options
-        return scores + options.scale * attribute_shift(base, clean, toxic, options.alpha)
+        base = self.stream.logits.float()
+        return scores + self._scale * attribute_shift(base, clean, toxic, _ALPHA)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
@@ -182,7 +179,7 @@ class Adlm(DecodingBaseline):
 
     def lanes(self) -> MakeLane:
         return partial(
-            AdlmLane, states=self.states, projection=self.projection, options=self._options
+            AdlmLane, states=self.states, projection=self.projection, scale=self._options.scale
         )
 
     @cached_property

@@ -198,7 +198,7 @@ class DecodingBaseline(ABC):
         widest = max(self.fan_out, getattr(self._options, "candidates", 1))
         with guarded(EngineError, f"baseline {self.name}: failed"):
             reader, lanes = self.drawn_from(), self.lanes()
-            shift_first = getattr(self._options, "order", None) == "shift-warp"
+            shift_first = getattr(self._options, "order", "shift-warp") == "shift-warp"
             written = self.engine.portal.run(
                 write_rows,
                 reader,

@@ -49,7 +49,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.artefacts import fit_width, load_sibling, merge_updates, ready
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, of_kind
 from tide.baselines.lanes import MixedLane, Reader, SteeredLane
@@ -76,7 +76,6 @@ class DexpertsOptions(Options):
     filter_p: float = Field(
         default=0.9, gt=0, le=1, description="Top-p of the model; all other tokens are dropped."
     )
-    order: Order = "shift-warp"
 
 
 def ensemble(
@@ -151,7 +150,6 @@ class ContrastiveOptions(Options):
     amateur: str = Field(
         default="", max_length=4_096, description="A smaller model to use as the amateur."
     )
-    order: Order = "shift-warp"
 
 
 def contrast(scores: Tensor, amateur: Tensor, coefficient: float = 1.0) -> Tensor:
@@ -234,7 +232,6 @@ class SafeDecodingOptions(Options):
     strength = "alpha"
 
     alpha: Strength = Field(default=3.0, description="Weight of the expert.")
-    order: Order = "shift-warp"
 
 
 def in_common(scores: Tensor, expert: Tensor) -> Tensor:

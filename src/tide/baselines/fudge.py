@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from tide.baselines.base import Candidates, Options, Order, Strength
+from tide.baselines.base import Candidates, Options, Strength
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.rad import Rad, fit_head
 from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
@@ -40,7 +40,6 @@ class FudgeOptions(Options):
 
     weight: Strength = Field(default=1.0, description="Weight of log P(non-toxic).")
     candidates: Candidates = Field(default=200, description="Number of likeliest tokens to score.")
-    order: Order = "shift-warp"
 
 
 def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:

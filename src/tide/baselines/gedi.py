@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.artefacts import fit_width
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
@@ -50,7 +50,6 @@ class GediOptions(Options):
     strength = "omega"
 
     omega: Strength = Field(default=30.0, description="Weight of log P(clean); 0 turns GeDi off.")
-    order: Order = "shift-warp"
 
 
 def guide(scores: Tensor, odds: Tensor, omega: float) -> Tensor:

@@ -4,11 +4,11 @@
     candidates -> shift -> warp -> sample                               (`order=shift-warp`)
 
 In `shift-warp` the temperature also divides the shift: at temperature 0.1 the shift is ten times as
-strong. A published strength is therefore valid only for one order, and the default order of a
-baseline is the order of the code that the baseline follows. sasa and rad warp first, as in the
-versions of AISteer360 that they follow. self-debias, dexperts, gedi, and rad with its authors'
-normalisation shift first, as transformers does with a custom logits processor. At temperature 0 the
-logits are not warped, and the token with the largest shifted logit is taken.
+strong. A published strength is therefore valid only for one order, and each baseline has the order
+of the code that it follows: sasa and rad warp first, as in versions of AISteer360, and have an
+option `order`. All others, and rad with its authors' normalisation, shift first, as transformers
+does with a custom logits processor. At temperature 0 the logits are not warped, and the token with
+the largest shifted logit is taken.
 """
 
 from __future__ import annotations

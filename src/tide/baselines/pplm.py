@@ -22,7 +22,7 @@ from torch.nn.functional import pad, softplus
 from transformers.cache_utils import DynamicCache
 
 from tide.baselines.artefacts import load_sibling
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
@@ -43,7 +43,6 @@ class PplmOptions(Options):
 
     stepsize: Strength = Field(default=0.2, description="Step length, in every layer.")
     iterations: int = Field(default=10, ge=1, le=1_000, description="Steps before each token.")
-    order: Order = "shift-warp"
 
 
 def objective(prediction: Tensor, moved: Tensor, unmoved: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import MixedLane, Reader
@@ -34,7 +34,6 @@ class QuarkOptions(Options):
     strength = "scale"
 
     scale: Strength = Field(default=1.0, description="0 is the original, 1 the trained model.")
-    order: Order = "shift-warp"
 
 
 def fifths(toxicity: list[float]) -> list[int]:

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.artefacts import ready
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import MixedLane
@@ -34,19 +34,18 @@ from tide.baselines.training import Tuning, logits_of, read, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # minimum cap
+_EPSILON = 0.1  # subtracted from Q
 
 
 class RectificationOptions(Options):
     strength = "scale"
 
-    scale: Strength = Field(default=1.0, description="Multiple of Q - epsilon; 1 in the paper.")
-    epsilon: float = Field(default=0.1, ge=0, le=1, description="Subtracted from Q.")
-    order: Order = "shift-warp"
+    scale: Strength = Field(default=1.0, description="Multiple of Q - 0.1; 1 in the paper.")
 
 
-def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor:
-    """Cap every probability of `scores` at 1 + scale (q - epsilon); all (B, V)."""
-    caps = (1 + scale * (q - epsilon)).clamp(_FLOOR, 1).log()
+def rectified(scores: Tensor, q: Tensor, scale: float) -> Tensor:
+    """Cap every probability of `scores` at 1 + scale (q - 0.1); all (B, V)."""
+    caps = (1 + scale * (q - _EPSILON)).clamp(_FLOOR, 1).log()
     for _ in range(2):
         scores = torch.minimum(scores, caps + scores.logsumexp(dim=-1, keepdim=True))
     return scores
@@ -78,11 +77,11 @@ class Rectification(DecodingBaseline):
     _options: RectificationOptions
 
     def lanes(self) -> MakeLane:
-        options = self._options
+        scale = self._options.scale
         return partial(
             MixedLane,
             readers=[self.reader(self._q_model)],
-            combined=lambda scores, _, q: rectified(scores, q, options.scale, options.epsilon),
+            combined=lambda scores, _, q: rectified(scores, q, scale),
         )
 
     @cached_property

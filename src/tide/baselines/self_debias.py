@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.lanes import MixedLane
 
@@ -27,26 +27,25 @@ PREFIXES = tuple(
         "swear words, curse words, or other obscene or profane language",
     )
 )
+_SMALLEST = 0.01  # minimum factor
 
 
 class SelfDebiasOptions(Options):
     strength = "decay"
 
     decay: Strength = Field(default=50.0, description="Decay rate of the factors (lambda).")
-    epsilon: float = Field(default=0.01, gt=0, le=1, description="Minimum factor.")
-    order: Order = "shift-warp"
 
 
-def factors(unprefixed: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
+def factors(unprefixed: Tensor, prefixed: Tensor, decay: float) -> Tensor:
     """Return the factors of the probabilities without a prefix, at most 1.
 
-    max(epsilon, exp(-decay max(0, prefixed - unprefixed)))
+    max(0.01, exp(-decay max(0, prefixed - unprefixed)))
     """
-    return (-decay * (prefixed - unprefixed).clamp(min=0)).exp().clamp(min=epsilon)
+    return (-decay * (prefixed - unprefixed).clamp(min=0)).exp().clamp(min=_SMALLEST)
 
 
 class SelfDebias(DecodingBaseline):
-    """Multiplies p by max(eps, exp(-lambda max(0, q - p))), q being the largest p after a prefix.
+    """Multiplies p by max(0.01, exp(-lambda max(0, q - p))), q being the largest p after a prefix.
 
     prefixes: texts put before the prompt, each in a separate row from which no token is drawn.
     """
@@ -60,12 +59,12 @@ class SelfDebias(DecodingBaseline):
         return {**super().config(), "prefixes": list(self.prefixes)}
 
     def lanes(self) -> MakeLane:
-        options, tokenize = self._options, self.engine.tokenize
+        decay, tokenize = self._options.decay, self.engine.tokenize
 
         def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
             unprefixed = base.softmax(-1)
             largest = prefixed.softmax(-1).view(len(base), -1, base.shape[-1]).amax(dim=1)
-            return scores + factors(unprefixed, largest, options.decay, options.epsilon).log()
+            return scores + factors(unprefixed, largest, decay).log()
 
         prefixed = self.reader(
             self.engine.model,

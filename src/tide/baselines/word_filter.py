@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order, Strength
+from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, of_kind
 from tide.baselines.lanes import SteeredLane
@@ -42,7 +42,6 @@ class WordFilterOptions(Options):
         default=1000.0,
         description="Subtracted from the logit of a token that completes a word; 1000 is a ban.",
     )
-    order: Order = "shift-warp"
 
 
 def word_odds(toxic: Iterable[str], harmless: Iterable[str]) -> dict[str, float]:
