@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tide.core.errors import InputError, described, first_line
-from tide.core.sanitize import clean_logs
 
 
 def find_device(name: str) -> torch.device:
@@ -74,9 +73,7 @@ def _refuse_kernels(fields: Any) -> None:
 
 
 def quiet_transformers() -> None:
-    """Silence transformers' logs about faults that this module reports in one line."""
-    clean_logs("transformers")
-    # The table of missing weights, which `check_weights` reports.
+    """Silence transformers' table of missing weights, which `check_weights` reports."""
     logging.getLogger("transformers.modeling_utils").addFilter(
         lambda record: "LOAD REPORT" not in record.getMessage()
     )

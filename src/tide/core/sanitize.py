@@ -109,12 +109,6 @@ def _clean(record: logging.LogRecord) -> bool:
     return True
 
 
-def clean_logs(library: str) -> None:
-    """Sanitise all output of the handlers of the logger `library`, which may quote any text."""
-    for handler in logging.getLogger(library).handlers:
-        handler.addFilter(_clean)
-
-
 class Unread(Exception):
     """A value cannot be read, for the reason in the message."""
 
