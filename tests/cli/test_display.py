@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.evaluation.runs import changed, search_run
-from tide.cli.display import completions_table
+from tide.cli.display import completions_table, summary_table
 from tide.evaluation.console import CleanConsole
 
 
@@ -32,3 +32,14 @@ def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     assert "a (too short to score)" in said
     said = shown(0.5, text=" \n", base_text="a", empty=True, toxicity=0.0)
     assert "-    (empty)" in said
+
+
+def test_summary_has_no_share_of_partial_texts() -> None:
+    """Of an answer repaired while it was written, only a part of the original exists."""
+    run = search_run("tide", prompts=1)
+    trials = len(run.records[0].trials)
+    for partial, share in ((False, "1.000"), (True, "-")):
+        texts = {"base_text": ["rude"] * trials, "base_toxicity": [0.9] * trials}
+        changed(run, 0, **texts, base_partial=[partial] * trials)
+        table = summary_table(run.records, scorer=("a", 0.5), judges=[("b", 0.5)], seconds=1.0)
+        assert list(table.columns[1].cells)[0] == share

@@ -12,7 +12,6 @@ import pytest
 
 from tests.command import tide
 from tide.cli.display import on_one_line
-from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation import read_run
@@ -68,26 +67,6 @@ def test_run_counts_only_returned_texts_as_toxic(
     assert (share, *withheld) == after
     assert tide("run", "Hello") == 0
     assert "did not accept" not in capsys.readouterr().err
-
-
-def test_run_says_what_it_loads(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def loaded(*arguments: Any, **more: Any) -> None:
-        told.append(capsys.readouterr().err)
-        raise EngineError("no model today")
-
-    told: list[str] = []
-    monkeypatch.setattr("tide.detoxifier.base.load_engine", loaded)
-    for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
-        assert tide("run", "Hello", "--model", "mine", *options) == 1
-        assert capsys.readouterr().err == "error: no model today\n"
-    begins = "loading model mine and scorer confirm:pocket,exchange; preset "
-    assert [" ".join(line.split()) for line in told] == [
-        f"{begins}backtrack, strategy backtrack, accepts below 0.1",
-        f"{begins}relative, strategy tide, accepts below 0.1",
-        f"{begins}relative, strategy tide, accepts below 0.1",
-    ]
 
 
 def test_run_reads_standard_input(

@@ -7,10 +7,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -136,23 +134,3 @@ def test_files_for_operators_name_options() -> None:
     options = {one.name.upper() for one in get_command(app).commands["serve"].params}
     assert named - options == {"NAME", "KEYS"}
     assert len(named) > 4
-
-
-@pytest.mark.slow
-def test_serve_shows_its_address_on_a_terminal() -> None:
-    terminal, inside = os.openpty()
-    server = subprocess.Popen(TIDE, stderr=inside)
-    os.close(inside)
-    limit = threading.Timer(100, server.kill)
-    limit.start()
-    said = b""
-    try:
-        with suppress(OSError):  # raised after the last process of a terminal has ended
-            while b"startup complete" not in said:
-                said += os.read(terminal, 4096)
-    finally:
-        limit.cancel()
-        server.kill()
-        server.wait()
-        os.close(terminal)
-    assert re.search(rb"Open http://127\.0\.0\.1:\d+/ in a browser", said), said

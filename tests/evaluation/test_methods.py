@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.evaluation.runs import column
-from tests.generated import examples
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.baselines import Generated
@@ -20,7 +17,7 @@ from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine
 from tide.engines.base import Completion
-from tide.evaluation.benchmarks import PROTOCOLS, load_protocol
+from tide.evaluation.benchmarks import load_protocol
 from tide.evaluation.methods import (
     BaselineMethod,
     Loaded,
@@ -165,49 +162,6 @@ def test_method_name_says_what_differs(spec: str, common: dict[str, Any], name: 
 def test_invalid_specs_of_methods(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings(spec, "tide")
-
-
-_OPTIONS = {
-    "n": ["1", "2"],
-    "max_iterations": ["3", "10"],
-    "temperature": ["0.1", "0.10000001", "1"],
-    "seed": ["0", "1"],
-    "mu": ["0.1", "0.25"],
-    "mu_relative": ["1.2", "1.3"],
-    "lag": ["4", "2"],
-    "accept_empty": ["true", "false"],
-    "strategy": ["shuffled"],
-    "deadline": ["none", "5"],
-}
-_SPECS = st.builds(
-    lambda name, options: name + ":" * bool(options) + ",".join(map("=".join, options.items())),
-    st.sampled_from(
-        ["base", "tide", "backtrack", "shuffled", "resample", "relative", "random-walk"]
-    ),
-    st.dictionaries(st.sampled_from([*_OPTIONS]), st.integers(0, 2), max_size=3).map(
-        lambda some: {name: _OPTIONS[name][i % len(_OPTIONS[name])] for name, i in some.items()}
-    ),
-)
-
-
-@pytest.mark.attack
-def test_no_two_configurations_have_one_name() -> None:
-    runner, rules = Loaded(scripted_engine(), ReadingScorer()), MethodRules(PROTOCOLS["tide"])
-    named: dict[str, dict[str, Any]] = {}
-
-    @given(_SPECS)
-    @examples(100, 3_000)
-    def check(spec: str) -> None:
-        try:
-            method = load_method(spec, runner, rules)
-        except InputError:
-            return
-        assert named.setdefault(method.name, method.config) == method.config
-        again = load_method(method.name, runner, rules)
-        assert (again.name, again.config) == (method.name, method.config)
-
-    check()
-    assert len(named) > 20
 
 
 @pytest.mark.parametrize("common", [{"tempratur": 1.5}, {"num_samples": -5}])

@@ -190,17 +190,6 @@ def test_unscored_prompts_are_left_out_and_counted() -> None:
     assert summary.toxicity["scorer@1"]["max"].value == pytest.approx(0.4)
 
 
-def test_perplexity_by_every_reference() -> None:
-    one = measured(run([[0.1], [0.2]]), [[2.0], [4.0]])
-    known = column(one.records[0], "perplexity")
-    both = known | {"other": known[REFERENCE]}
-    changed(one, 0, perplexity=both)
-    one.config["references"] = [REFERENCE, "other"]
-    fluency = summarize(one).fluency
-    assert [f.mean.value for f in fluency.values() if f.mean] == pytest.approx([3.0, 2.0])
-    assert [f.unmeasured for f in fluency.values()] == [0, 1]
-
-
 def test_infinite_values_are_null_in_json() -> None:
     found = summarize(measured(run([[0.1], [0.2]]), [[1e300], [2.0]])).to_dict()
     assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)

@@ -185,21 +185,6 @@ def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[
     return shown, faults
 
 
-def test_page_button_shows_and_masks_words(browser: Any, tmp_path: Path) -> None:
-    one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
-    changed(one, 0, prompt="<b>such</b> an idiot", base_text=["an idiot"])
-    text = made(one, mask=lambda text: text.replace("idiot", "i****"))
-    shown, faults = opened(browser, text, tmp_path)
-    button = shown.get_by_role("button", name="Show masked words")
-    for is_shown in (False, True, False):
-        words = shown.locator("#texts ~ h3, td.left").all_inner_texts()
-        assert any("an idiot" in text for text in words) is is_shown
-        assert any("an i****" in text for text in words) is not is_shown
-        assert button.get_attribute("aria-pressed") == str(is_shown).lower()
-        button.click()
-    assert faults == []
-
-
 def test_page_of_hostile_records_runs_and_loads_nothing(browser: Any, tmp_path: Path) -> None:
     shown, faults = opened(browser, made(*hostile()), tmp_path)
     assert shown.evaluate("window.broken") is None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
-from tide.cli.display import completions_table, summary_table
 from tide.data.records import Record
 from tide.data.texts import Row
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
-from tide.evaluation.console import CleanConsole
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reports import page
 
@@ -77,12 +74,3 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     assert "(cut off by the repair)" in shown
     made = report([whole, base], draw=False)
     assert "(cut off by the repair)" not in page(made.groups, made.tables, made.figures)
-    told = [("reader", 0.5), ("judge", 0.5)]
-    console = CleanConsole(width=600)
-    with console.capture() as shown:
-        console.print(completions_table(rewound.records, 0.5, False))
-        console.print(summary_table(rewound.records, scorer=told[0], judges=told[1:], seconds=1.0))
-    rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
-    assert "cut off by the repair" in " ".join(shown.get().split())
-    assert [row[1] for row in rows if row and row[0].startswith("toxic by")] == ["-", "-"]
-    assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
