@@ -42,4 +42,4 @@ def test_summary_has_no_share_of_partial_texts() -> None:
         texts = {"base_text": ["rude"] * trials, "base_toxicity": [0.9] * trials}
         changed(run, 0, **texts, base_partial=[partial] * trials)
         table = summary_table(run.records, scorer=("a", 0.5), judges=[("b", 0.5)], seconds=1.0)
-        assert list(table.columns[1].cells)[0] == share
+        assert next(iter(table.columns[1].cells)) == share
