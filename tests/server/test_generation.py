@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.fakes import FakeEngine, FakeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
@@ -173,3 +174,25 @@ def test_a_toxic_prompt_is_refused_where_that_is_asked(stream: bool) -> None:
         assert refused.json()["error"]["code"] == "content_filter"
         assert server.metric('tide_completions_total{outcome="prompt_refused"}') == 1
         assert server.ask(stream=stream).status_code == 200
+
+
+GERMAN = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"
+COUNTER = 'tide_unread_answers_total{language="de"}'
+
+
+def answered(server: Running) -> dict[str, object]:
+    (choice,) = server.ask(max_tokens=16).json()["choices"]
+    tide: dict[str, object] = choice["tide"]
+    return tide
+
+
+@pytest.mark.parametrize(
+    ("languages", "text", "language"),
+    [(("en",), GERMAN, "de"), (None, GERMAN, None)],
+)
+def test_an_answer_names_a_language_that_the_scorer_does_not_read(
+    languages: tuple[str, ...] | None, text: str, language: str | None
+) -> None:
+    with running(FakeEngine(text), FakeScorer(languages=languages)) as server:
+        assert answered(server).get("language") == language
+        assert server.metric(COUNTER) == (language is not None)

@@ -14,9 +14,11 @@ import httpx
 import openai
 import pytest
 
+from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
-from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.engines import load_engine
 from tide.scorers import CallableScorer, Exchange, load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
@@ -349,3 +351,27 @@ def test_the_discovery_document_names_the_address_that_was_asked() -> None:
     method = found["resources"]["comments"]["methods"]["analyze"]
     assert method["path"] == "v1alpha1/comments:analyze"
     assert {method[name]["$ref"] for name in ("request", "response")} == found["schemas"].keys()
+
+
+COMMENTS = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
+
+
+def test_one_command_stands_in_for_perspective() -> None:
+    with serving(*TIDE, "--perspective", "--scorer", "pocket") as server:
+        client = PerspectiveScorer(key="any", url=server.url, queries_per_second=100)
+        assert client.score(COMMENTS) == pytest.approx(load_scorer("pocket").score(COMMENTS))
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            assert http.get("/ready").status_code == 200
+            assert http.get("/").status_code == 200
+            for path, body in (
+                ("completions", {"prompt": "Hello"}),
+                ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            ):
+                refused = http.post(f"/v1/{path}", json=body)
+                assert refused.status_code == 400
+                assert "cannot complete texts" in refused.json()["error"]["message"]
+
+
+def test_the_engine_without_a_model_refuses_every_prompt() -> None:
+    with load_engine("none", "none") as engine, pytest.raises(InputError, match="has no model"):
+        engine.tokenize(["Hello"])

@@ -19,7 +19,6 @@ from tests.hostile import KEY
 from tests.server.running import Running, running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError
-from tide.engines.openai import engine as engine_module
 from tide.engines.openai.engine import OpenAIEngine
 
 # A connection that hangs takes seconds; the engine's own tests cover it.
@@ -107,19 +106,6 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
         assert (busy.status_code, busy.json()) == (status, {"error": error})
         assert busy.headers["retry-after"] == "Fri, 31 Dec 1999 23:59:59 GMT"
         assert len(asked) == 1
-
-
-def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PATIENCE", 0.3)
-    with TextServer() as upstream, gateway(upstream) as server:
-        assert server.ask("A kind text", max_tokens=6).status_code == 200
-        upstream.stop()
-        failed = server.ask("A kind text", max_tokens=6)
-        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_error")
-        assert ready(server) == 503
-        upstream.start()
-        wait_until(lambda: ready(server) == 200)
-        assert server.ask("A kind text", max_tokens=6).status_code == 200
 
 
 # What a server says

@@ -415,9 +415,9 @@ def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = Non
     """
     exchanges = list(map(exchange_of, texts))
     skipped = [skip is not None and skip(exchange.text) for exchange in exchanges]
+    if not any(skipped):
+        return Scores(*ask(scorer, exchanges), np.zeros(len(exchanges), dtype=np.bool_))
     empty = np.array(skipped, dtype=np.bool_)
-    if not empty.any():
-        return Scores(*ask(scorer, exchanges), empty)
     sent = np.flatnonzero(~empty)
     answer = ask(scorer, [exchanges[number] for number in sent])
     values = np.zeros(len(exchanges))
