@@ -134,7 +134,7 @@ def gateway(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", TIDE, blocked(), "serve", "--port", "0", *arguments)
 
 
-def test_it_repairs_what_another_server_writes(words: Path) -> None:
+def test_gateway_repairs_another_server(words: Path) -> None:
     options = ("--engine", "openai", "--scorer", f"lexicon:{words}")
     with (
         TextServer() as upstream,
@@ -176,7 +176,7 @@ def dockerfile() -> dict[str, str]:
     return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
 
 
-def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> None:
+def test_dockerfile_sets_a_user_and_no_secret() -> None:
     instructions = dockerfile()
     assert instructions["USER"] == "10001"
     assert "/health" in instructions["HEALTHCHECK"]
@@ -190,7 +190,7 @@ def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> No
 
 
 @pytest.mark.nightly
-def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> None:
+def test_dockerfile_installs_a_small_server(tmp_path: Path) -> None:
     """Needs a package index, like the Dockerfile."""
     instructions = dockerfile()
     venv.create(tmp_path / "env", with_pip=True)

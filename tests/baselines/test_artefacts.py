@@ -28,9 +28,7 @@ def test_a_fingerprint_is_the_models_own(gpt2: World) -> None:
     assert fingerprint(model) != fingerprint(gpt2.engine.model)
 
 
-def test_an_artefact_of_another_model_and_one_that_is_missing_are_refused(
-    gpt2: World, tmp_path: Path
-) -> None:
+def test_artefact_of_another_model_or_missing_is_refused(gpt2: World, tmp_path: Path) -> None:
     other = make_world(tmp_path, "qwen3")
     for artefacts, message in (
         (other.artefacts, "rad: .* was fitted for model .*; fit again with tide fit rad"),
@@ -52,9 +50,7 @@ def tensors_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["dexperts", "rad"])
-def test_an_artefact_that_lacks_something_is_refused(
-    gpt2: World, kind: str, tmp_path: Path
-) -> None:
+def test_artefact_without_a_tensor_is_refused(gpt2: World, kind: str, tmp_path: Path) -> None:
     """Each tensor in turn is missing, of another shape, or not finite."""
     shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
     whole = tensors_of(tmp_path, kind)
@@ -73,7 +69,7 @@ def test_an_artefact_that_lacks_something_is_refused(
 @pytest.mark.parametrize("shape", [(1,), (0, 0)])
 # A word filter has no tensors that must fit the model's.
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "word-filter"])
-def test_tensors_that_are_all_of_a_wrong_shape_are_refused(
+def test_artefact_with_wrong_shapes_is_refused(
     gpt2: World, kind: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Includes shapes that broadcast to any other, such as that of one number."""
@@ -103,7 +99,7 @@ def test_damaged_files_are_refused(gpt2: World, file: str, tmp_path: Path) -> No
         load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
 
 
-def test_a_training_that_diverged_leaves_no_artefact(tmp_path: Path) -> None:
+def test_diverged_training_leaves_no_artefact(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"learning_rate: .* lower it"):
         save_artefact(tmp_path / "sasa", {"weight": torch.tensor([torch.nan])}, {})
     assert not list(tmp_path.iterdir())

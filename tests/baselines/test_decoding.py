@@ -40,7 +40,7 @@ def test_every_baseline_is_tested() -> None:
 
 @pytest.mark.parametrize("world", with_nightly("gemma2"), indirect=True)
 @pytest.mark.parametrize("name", sorted(OFF))
-def test_without_strength_it_is_the_model(world: World, name: str) -> None:
+def test_baseline_without_strength_writes_as_the_model(world: World, name: str) -> None:
     """Token for token, in a left-padded batch; and the engine's model stays unchanged."""
     expected = base(world, PROMPTS, GREEDY, SEEDS)
     assert len(set(expected)) > 1
@@ -129,7 +129,7 @@ def test_the_amateur_may_be_another_model(gpt2: World) -> None:
     assert tokens(off, PROMPTS, GREEDY, SEEDS) == base(gpt2, PROMPTS, GREEDY, SEEDS)
 
 
-def test_candidates_that_top_p_drops_are_not_read(gpt2: World) -> None:
+def test_dropped_candidates_are_not_read(gpt2: World) -> None:
     """Nor are they counted: with a nucleus of one token, each draw reads one candidate."""
     ids = gpt2.engine.tokenize(PROMPTS)
     sampling = DRAWN.model_copy(update={"top_p": 1e-6})
@@ -140,7 +140,7 @@ def test_candidates_that_top_p_drops_are_not_read(gpt2: World) -> None:
             assert row.forward_tokens == once + draws
 
 
-def test_defaults_that_follow_from_something_else(world: World) -> None:
+def test_default_order_of_rad_and_alpha_of_destein(world: World) -> None:
     """RAD's order from its normalisation, DeStein's alpha from the architecture."""
     for spec, order in (
         ("rad:beta=50", "warp-shift"),

@@ -25,7 +25,7 @@ def many(source: str, toxic: int, other: int) -> list[LabelledText]:
     ]
 
 
-def test_both_kinds_of_rows(tmp_path: Path) -> None:
+def test_labelled_texts_and_pairs_are_read(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.jsonl",
         [
@@ -73,7 +73,7 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
         read_labelled([path])
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_labelled_files_must_exist_and_hold_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_labelled([tmp_path / "none.jsonl"])
     with pytest.raises(InputError, match="no labelled texts"):
@@ -114,7 +114,7 @@ def test_a_split_is_apart_and_keeps_pairs_together() -> None:
         held_out.need_pairs(26)
 
 
-def test_scores_between() -> None:
+def test_balanced_texts_between_toxic_and_non_toxic() -> None:
     """Texts that are neither kind are left out, added by `rest`, or toxic by `by_any`."""
     between = [LabelledText(f"so-so {i}", 0.3, "a") for i in range(25)]
     data = Labelled([*many("a", 30, 40), *between], [])

@@ -104,7 +104,7 @@ def guided(scores: torch.Tensor, clean: torch.Tensor, omega: float = 1.0) -> lis
     return guided_scores
 
 
-def test_gedi_drops_no_token_that_is_the_last_possible_one() -> None:
+def test_gedi_keeps_the_last_possible_token() -> None:
     """The cleanest token of all may have been left out by top-k or top-p."""
     scores = tensor([1.0, 0.5, -INF, -INF])
     scores_left = guided(scores, tensor([0.1, 0.2, 0.9, 0.99]))

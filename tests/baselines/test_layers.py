@@ -46,7 +46,7 @@ def test_heads_of_every_architecture(kind: str) -> None:
     assert output_layer(model, kind) is model.get_output_embeddings()
 
 
-def test_a_layout_that_is_not_known(tmp_path: Path) -> None:
+def test_find_heads_refuses_unknown_layout(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
     with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each of"):
         find_heads(model, "mamba")

@@ -17,7 +17,7 @@ from tide.baselines.quark import Quark
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_model_as_it_was_stays_as_it_was(
+def test_quark_fit_keeps_the_original_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=4)

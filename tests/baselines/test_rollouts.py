@@ -43,7 +43,7 @@ def test_batches_change_nothing(task: FitTask, monkeypatch: pytest.MonkeyPatch) 
     assert roll_out(task, prompts, seed=1) != whole
 
 
-def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
+def test_rollouts_read_front_embeddings_and_do_not_keep_them(task: FitTask) -> None:
     """The embedding of a token in front has the effect of that token in front."""
     prompts, first = beginnings(task)[:8], 7
     front = task.model.get_input_embeddings().weight[first : first + 1].detach()

@@ -46,7 +46,7 @@ def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float
 @pytest.mark.attack
 @examples(2, 60)
 @given(value=st.floats(0, 10_000), temperature=st.sampled_from([0.0, 0.1, 1.0]))
-def test_within_them_a_text_is_written_or_one_line_says_why_not(
+def test_baseline_with_valid_options_writes_or_raises_one_line(
     gpt2: World, kind: str, name: str, value: float, temperature: float
 ) -> None:
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
@@ -57,7 +57,7 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
             assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
 
 
-def test_a_model_that_overflows_is_no_empty_text(gpt2: World) -> None:
+def test_overflowing_model_raises_completion_error(gpt2: World) -> None:
     baseline = gpt2.load("dapt:scale=10000")
     baseline.artefact.tensors.update({k: 1e20 * v for k, v in baseline.artefact.tensors.items()})  # type: ignore[attr-defined]
     (error,) = baseline.generate(["The weather"], Sampling(), [0])

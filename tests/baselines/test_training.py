@@ -24,7 +24,7 @@ def task(**settings: Any) -> FitTask:
 
 
 @pytest.mark.parametrize("turns", [False, True])
-def test_a_training_keeps_what_was_best_on_rows_it_has_not_seen(turns: bool) -> None:
+def test_training_keeps_the_best_parameters_on_validation_rows(turns: bool) -> None:
     """Training moves a number to 1; the loss of the validation rows is least at 0.3 or at 1."""
     number, seen = nn.Parameter(torch.zeros(())), set()
 

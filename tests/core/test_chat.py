@@ -140,7 +140,7 @@ def test_template_that_reads_parts_gets_parts(content: str) -> None:
     assert [text[a:b] for a, b in text.spans] == [LONG[0]["content"], LONG[2]["content"]]
 
 
-def test_what_an_assistant_thought_is_left_out() -> None:
+def test_reasoning_of_an_assistant_message_is_dropped() -> None:
     thoughts = {"reasoning_content": "They ask of rain.", "reasoning": "They ask of rain."}
     question, answer, further = LONG
     assert Chat.of([question, answer | thoughts, further]) == Chat.of(LONG)
@@ -149,7 +149,7 @@ def test_what_an_assistant_thought_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", list(BAD))
-def test_a_template_that_does_not_say_what_users_said(tmp_path: Path, name: str) -> None:
+def test_template_that_loses_a_user_message_is_refused(tmp_path: Path, name: str) -> None:
     engine = TransformersEngine(save_chat_model(tmp_path, BAD[name]))
     with pytest.raises(InputError, match="leaves out, repeats or rewrites message") as caught:
         Detoxifier(engine, scorer=quiet).chat(LONG)
@@ -166,9 +166,7 @@ def test_a_template_that_does_not_say_what_users_said(tmp_path: Path, name: str)
         ("{{ messages[0]['content'].__class__.__mro__ }}", "refuses them: SecurityError"),
     ],
 )
-def test_a_template_that_fails_is_one_clear_line(
-    tmp_path: Path, template: str | None, message: str
-) -> None:
+def test_failing_template_is_one_line(tmp_path: Path, template: str | None, message: str) -> None:
     engine = TransformersEngine(save_chat_model(tmp_path, template))
     with pytest.raises(InputError, match=f"^messages: .*{message}") as caught:
         Detoxifier(engine, scorer=quiet).chat(HELLO)
@@ -181,7 +179,7 @@ def test_a_template_that_fails_is_one_clear_line(
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "user"])
-def test_control_tokens_are_nobody_s_to_write(chatml: TransformersEngine, role: str) -> None:
+def test_control_tokens_in_messages_are_refused(chatml: TransformersEngine, role: str) -> None:
     """Both the named tokens (EOS) and role markers, which the tokenizer only flags as special."""
     assert chatml.render(Chat.said("<|im_star"))
     for token in ("<|im_end|>", "</s>", "<|im_start|>"):
@@ -192,7 +190,7 @@ def test_control_tokens_are_nobody_s_to_write(chatml: TransformersEngine, role: 
             chatml.render(chat)
 
 
-def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
+def test_message_with_placeholder_characters(chatml: TransformersEngine) -> None:
     content = "\ue0000\ue000 and \ue000\ue000\ue0002\ue000"
     text = chatml.render(Chat.of([*LONG[:2], {"role": "user", "content": content}]))
     assert text[slice(*text.spans[1])] == content
@@ -281,7 +279,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT}), max
 @pytest.mark.attack
 @given(MESSAGES, TEXT.filter(str.strip), st.sampled_from(sorted(GOOD)))
 @examples(40, 3000)
-def test_whatever_is_said_is_found(
+def test_render_locates_each_user_message(
     messages: list[dict[str, str]], last: str, template: str
 ) -> None:
     """Rendering finds each user message, or one clear line says why the chat is refused."""

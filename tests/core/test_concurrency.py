@@ -77,7 +77,7 @@ def test_work_runs_in_the_loops_own_thread(portal: Portal) -> None:
     assert asyncio.run(elsewhere()) == ("done", True)
 
 
-def test_what_fails_fails_in_its_caller_alone(portal: Portal) -> None:
+def test_portal_failure_reaches_its_caller_alone(portal: Portal) -> None:
     """Also exceptions that would end the thread, or an interrupt raised by third-party code."""
 
     async def foreign() -> None:
@@ -136,7 +136,7 @@ def test_closing_ends_what_is_under_way(wait: bool) -> None:
         portal.run(Work(), 0)
 
 
-def test_what_begins_while_the_loop_closes_is_refused() -> None:
+def test_portal_refuses_work_while_its_loop_closes() -> None:
     portal = Portal("test")
     closing, go = threading.Event(), threading.Event()
     kept = []
@@ -176,7 +176,7 @@ def test_a_loop_may_be_closed_by_its_own_work() -> None:
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
-def test_an_iterator_that_is_left_ends_its_generator(portal: Portal) -> None:
+def test_left_iterator_ends_its_generator(portal: Portal) -> None:
     ended = threading.Event()
 
     async def forever() -> AsyncGenerator[int, None]:
@@ -202,7 +202,7 @@ def test_an_iterator_that_is_left_ends_its_generator(portal: Portal) -> None:
 # Mailbox
 
 
-def test_what_is_told_comes_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_items_arrive_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
     async def torn(put: Callable[[str], None]) -> None:
         put("a")
         put("b")
@@ -258,7 +258,7 @@ def test_an_end_from_another_thread_does_not_overtake_items(portal: Portal) -> N
 
 
 @pytest.mark.parametrize("turns", [0, 2, 4])
-def test_an_item_that_a_loop_puts_in_its_last_turns_arrives(turns: int) -> None:
+def test_mailbox_gets_items_of_a_closing_loop(turns: int) -> None:
     closing, kept = Portal("tide test"), []
 
     async def read() -> bool:
@@ -300,7 +300,7 @@ def gathered(*work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_first_failure_ends_the_others_before_it_is_raised(count: int) -> None:
+def test_gather_ends_the_others_before_it_raises_a_failure(count: int) -> None:
     works = [Work() for _ in range(count - 1)]
 
     async def broken() -> None:
@@ -312,7 +312,7 @@ def test_the_first_failure_ends_the_others_before_it_is_raised(count: int) -> No
     assert all(isinstance(work.error, asyncio.CancelledError) for work in works)
 
 
-def test_work_that_never_began_is_closed() -> None:
+def test_gather_closes_work_that_never_began() -> None:
     """A coroutine that is never awaited would warn, and these tests turn warnings into errors."""
     works = [Work() for _ in range(3)]
 
@@ -328,7 +328,7 @@ def test_work_that_never_began_is_closed() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_failure_that_would_end_the_loop_does_not(error: type[BaseException]) -> None:
+def test_gather_contains_exceptions_that_would_end_the_loop(error: type[BaseException]) -> None:
     work = Work()
     with pytest.raises(EngineError, match=f"the work failed: {error.__name__}"):
         gathered(work, lambda: fail(error()))
@@ -339,7 +339,7 @@ def test_a_failure_that_would_end_the_loop_does_not(error: type[BaseException]) 
 
 
 @pytest.mark.parametrize("awaits", [False, True])
-def test_what_foreign_code_raises_becomes_one_line(awaits: bool) -> None:
+def test_guarded_turns_foreign_exceptions_into_one_line(awaits: bool) -> None:
     for error in (ValueError("a\nb"), RuntimeError("a"), KeyError("a"), MemoryError(), OSError(2)):
         with (
             pytest.raises(EngineError, match=r"^model m: writing failed: .") as caught,
@@ -352,7 +352,7 @@ def test_what_foreign_code_raises_becomes_one_line(awaits: bool) -> None:
         raise InputError("as it is")
 
 
-def test_what_ends_the_work_from_outside_passes_where_it_is_awaited() -> None:
+def test_guarded_passes_cancellation_where_it_awaits() -> None:
     for error in (asyncio.CancelledError, GeneratorExit):
         with pytest.raises(error), guarded(EngineError, "x", awaits=True):
             raise error

@@ -106,7 +106,7 @@ async def _read(client: Client, url: str) -> None:
             pass
 
 
-def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
+def test_fast_stream_ends_with_its_reader() -> None:
     """However the reader ends: by cancellation, or by a deadline outside or inside of its task."""
 
     async def read_all(url: str) -> None:

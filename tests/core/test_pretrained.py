@@ -189,7 +189,7 @@ def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path)
             call(["The <image> weather"])
 
 
-def test_weights_that_are_broken_by_computing_are_met_at_loading(tmp_path: Path) -> None:
+def test_loading_refuses_weights_that_overflow(tmp_path: Path) -> None:
     """The weights are finite, but too large for float32 once they are multiplied."""
     folder = save_causal_lm(tmp_path, "llama")
     weights(lambda t: t.update({k: v * 1e30 for k, v in t.items() if "mlp" in k}))(folder)
@@ -197,7 +197,7 @@ def test_weights_that_are_broken_by_computing_are_met_at_loading(tmp_path: Path)
         TransformersEngine(folder)
 
 
-def test_a_model_that_overflows_float16_is_told_another_dtype(tmp_path: Path) -> None:
+def test_float16_overflow_names_another_dtype(tmp_path: Path) -> None:
     folder = save_causal_lm(tmp_path, "llama")
     weights(lambda t: t.update({k: v * 100 for k, v in t.items() if "mlp" in k}))(folder)
     TransformersEngine(folder).close()

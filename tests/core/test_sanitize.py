@@ -65,7 +65,7 @@ def test_the_shortest_key_and_the_shortest_rest_that_are_hidden() -> None:
     assert str(InputError("q7xz and abcdefgh")) == "*** and ***"
 
 
-def test_controls_are_escaped_but_for_those_that_are_kept_and_those_of_scripts() -> None:
+def test_visible_escapes_control_characters() -> None:
     assert visible("a\x1b\nb\u202e\u200dc") == r"a\x1b\nb\u202e" + "\u200dc"
     assert visible("a\x1b\nb", "\n") == "a\\x1b\nb"
     assert visible("a\u00e9\u4e2d b") == "a\u00e9\u4e2d b"
@@ -83,7 +83,7 @@ def test_white_space_around_a_key_is_no_part_of_it(
 
 
 @pytest.mark.parametrize("key", ["sk-\u00e9t\u00e9", "two words", "a\nb", "a\x00b"])
-def test_a_key_that_no_header_carries_is_refused_without_being_shown(key: str) -> None:
+def test_key_with_invalid_characters_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(InputError, match="SOME_KEY") as refused:
         read_key("SOME_KEY", key)
     assert key not in str(refused.value)
@@ -94,7 +94,7 @@ def test_a_key_that_no_header_carries_is_refused_without_being_shown(key: str) -
     ["http://user:password@host/", "https://host/?key=password", "ftp://host", "host:80", "http://",
      "http://host:99999", "http://[::1", "http://host\n.example", ""],
 )  # fmt: skip
-def test_an_address_that_is_none_or_holds_a_password_is_refused_and_not_shown(url: str) -> None:
+def test_base_url_invalid_or_with_password_is_refused_and_not_shown(url: str) -> None:
     assert base_url("http://localhost:8000/v1/", "--base-url") == "http://localhost:8000/v1"
     with pytest.raises(InputError, match="--base-url") as refused:
         base_url(url, "--base-url")
@@ -111,7 +111,7 @@ class _Machine:
 
 
 @pytest.mark.parametrize("written", ["no", "FALSE", "0", False])
-def test_a_text_that_means_false_is_false(written: object) -> None:
+def test_checked_reads_texts_as_booleans(written: object) -> None:
     assert _Machine("a", on=written).on is False  # type: ignore[arg-type]
 
 
@@ -145,14 +145,14 @@ def test_strings_and_keys_are_read_at_every_depth() -> None:
     assert strings_of_json(json.dumps(value)) == list(strings(value))
 
 
-def test_what_is_escaped_is_read_with_its_escapes_and_without() -> None:
+def test_strings_of_json_resolve_escapes() -> None:
     inner = json.dumps({"say": "you \u00e9"})
     assert strings_of_json(json.dumps([inner])) == [inner, '{"say": "you \u00e9"}']
     assert list(readings("fi\\u006ee \\x41\\n")) == ["fi\\u006ee \\x41\\n", "fine A\n"]
     assert list(readings("\\ud83d\\ude00"))[-1] == "\U0001f600"
 
 
-def test_of_equal_keys_every_value_is_read() -> None:
+def test_strings_of_json_with_repeated_keys() -> None:
     assert strings_of_json('{"a": "one", "a": "two"}') == ["a", "one", "a", "two"]
 
 
@@ -164,7 +164,7 @@ def test_of_equal_keys_every_value_is_read() -> None:
         *("[" * 100_000, "1" * 5000, json.dumps(json.dumps(json.dumps(json.dumps(["\\"]))))),
     ],
 )
-def test_what_is_not_read(text: str) -> None:
+def test_strings_of_json_refuse_unreadable_text(text: str) -> None:
     with pytest.raises(Unread):
         strings_of_json(text)
 

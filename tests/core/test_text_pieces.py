@@ -83,7 +83,7 @@ def test_where_words_begin(pieces: list[str], starts: list[int]) -> None:
         ([], 0),
     ],
 )
-def test_what_stands_before_a_half_character(pieces: list[str], end: int) -> None:
+def test_before_half_character(pieces: list[str], end: int) -> None:
     assert before_half(pieces) == end
 
 
@@ -93,7 +93,7 @@ def test_a_sentence_does_not_end_where_a_stop_string_may_begin() -> None:
     assert first_end(pieces, ended=False, stop=["x", "y."]) == 10
 
 
-def test_a_stop_string_that_may_begin_anywhere_lets_a_sentence_end_with_the_text_alone() -> None:
+def test_sentence_ends_with_the_text_if_a_stop_string_may_have_begun() -> None:
     pieces = ["w"] * 70
     assert first_end(pieces, ended=False, stop=["wx"]) is None
     assert first_end(pieces, ended=True, stop=["wx"]) == 70
@@ -164,7 +164,7 @@ PLAIN = "She opened the window and looked at the garden, which was wet from the 
         ("\n \t", True),
     ],
 )
-def test_which_texts_are_degenerate(text: str, expected: bool) -> None:
+def test_is_degenerate(text: str, expected: bool) -> None:
     assert is_degenerate(text) is expected
 
 

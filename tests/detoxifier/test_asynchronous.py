@@ -103,7 +103,7 @@ def test_closing_ends_what_a_server_waits_for_with_an_error() -> None:
     asyncio.run(run())
 
 
-def test_a_call_that_is_cancelled_as_it_is_closed_is_cancelled() -> None:
+def test_call_cancelled_while_closing_is_cancelled() -> None:
     async def both() -> bool:
         detox = AsyncDetoxifier(Gated(0), scorer=ReadingScorer())
         call = asyncio.ensure_future(detox._finished(lambda: asyncio.sleep(60)))

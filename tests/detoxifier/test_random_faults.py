@@ -121,7 +121,7 @@ def alone(strategy: str) -> list[str]:
     st.sampled_from(STRATEGIES),
     st.sampled_from(["async", "map", "call"]),
 )
-def test_whatever_is_raised_ends_its_prompt_and_no_other(
+def test_any_exception_ends_its_prompt_and_no_other(
     fault_place: str, when: int, kind: Callable[[], BaseException], strategy: str, door: str
 ) -> None:
     expected, engine = alone(strategy), Faulty(fault_place, when, kind)

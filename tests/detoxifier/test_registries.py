@@ -73,7 +73,9 @@ def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:
         ("strategy", "mine", "Mine", r"^target: expected a class"),
     ],
 )
-def test_what_cannot_be_registered(kind: Any, name: str, target: Any, message: str) -> None:
+def test_register_refuses_bad_names_and_targets(
+    kind: Any, name: str, target: Any, message: str
+) -> None:
     before = {kind: registry.names() for kind, registry in REGISTRIES.items()}
     with pytest.raises(InputError, match=message):
         tide.register(kind, name, target)

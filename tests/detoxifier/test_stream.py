@@ -78,7 +78,7 @@ def test_a_stream_is_the_text_of_the_result(case: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
-def test_what_was_yielded_stays_if_the_answer_cannot_be_repaired(
+def test_stream_keeps_its_text_if_the_answer_cannot_be_repaired(
     on_unresolved: str, way: str
 ) -> None:
     texts, result = streamed(story(third_always), way, on_unresolved=on_unresolved)
@@ -114,7 +114,7 @@ def test_a_sentence_is_there_before_the_next_is_written(way: str) -> None:
     assert streamed(detox, way, was_read.set)[0] == FIVE
 
 
-def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
+def test_stream_ends_with_the_error_of_its_scorer(way: str) -> None:
     """Text accepted before is yielded, unscored text is not; then the typed error is raised."""
     scorer = FakeScorer(dying)
     texts, error = streamed(story(never, scorer), way)
@@ -126,7 +126,7 @@ def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
         assert "".join(texts[: count + 1]) in scorer.texts
 
 
-def test_what_cannot_be_streamed_is_told(way: str) -> None:
+def test_stream_refuses_several_trials_and_long_answers(way: str) -> None:
     for changes in ({"num_trials": 2}, {"num_samples": 0}):
         _, error = streamed(story(never), way, **changes)
         assert isinstance(error, InputError)
@@ -147,7 +147,7 @@ class Endless(Storyteller):
 LONG = {**SETTINGS, "max_new_tokens": 7000}
 
 
-def test_a_stream_that_was_closed_says_so() -> None:
+def test_closed_stream_raises() -> None:
     async def run() -> None:
         async with AsyncDetoxifier(Endless(), scorer=Reader(), **LONG) as detox:
             stream = detox.stream(PROMPT)

@@ -66,7 +66,7 @@ def test_equal_seeds_give_equal_runs_whatever_else_is_in_the_batch(
     assert list(detox.map(PROMPTS[i] for i in chosen)) == [alone[i] for i in chosen]
 
 
-def test_seeds_belong_to_prompt_trial_and_seed(alone: list[Result]) -> None:
+def test_seeds_differ_by_prompt_trial_and_seed(alone: list[Result]) -> None:
     seeds = [trial.seed for result in alone for trial in result.trials]
     assert len(set(seeds)) == len(seeds)
     other = detoxifier(seed=1)(PROMPTS[0])
@@ -118,7 +118,7 @@ def test_device_dtype_and_max_batch_are_keywords() -> None:
 STUBBORN: dict[str, Any] = {"toxicity_threshold": 1e-6, "max_iterations": 2, "num_samples": 2}
 
 
-def test_what_is_done_where_nothing_is_accepted() -> None:
+def test_on_unresolved() -> None:
     best, refused = (
         detoxifier(**STUBBORN, on_unresolved=what)(PROMPTS[0]).best for what in ("best", "refuse")
     )
@@ -129,7 +129,7 @@ def test_what_is_done_where_nothing_is_accepted() -> None:
         list(detoxifier(**STUBBORN, on_unresolved="raise").map(PROMPTS[:1]))
 
 
-def test_what_is_returned_unaccepted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unaccepted_result_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     detox = detoxifier(**STUBBORN)
     list(detox.map(PROMPTS))
     detox(PROMPTS[0])
@@ -204,7 +204,7 @@ class Closing(ReadingScorer):
         self.closed = True
 
 
-def test_close_frees_what_was_loaded_here_alone() -> None:
+def test_close_leaves_a_passed_engine_and_scorer_open() -> None:
     engine, scorer = scripted_engine(), Closing()
     with Detoxifier(engine, scorer=scorer) as detox:
         expected = detox(PROMPTS[0])

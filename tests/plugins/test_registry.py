@@ -28,7 +28,7 @@ from tide.plugins.registry import Registry
         ),
     ],
 )
-def test_a_module_that_fails(
+def test_registered_module_that_fails_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: str,

@@ -50,14 +50,14 @@ def test_the_list_of_the_documentation() -> None:
 
 
 @given(st.lists(specs, min_size=1, max_size=5))
-def test_what_is_written_is_read(methods: list[tuple[str, dict[str, str]]]) -> None:
+def test_formatted_specs_parse_to_the_same(methods: list[tuple[str, dict[str, str]]]) -> None:
     texts = [format_spec(*method) for method in methods]
     assert split_specs(",".join(texts)) == texts
     assert [parse_spec(text) for text in texts] == methods
 
 
 @given(trees)
-def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
+def test_nested_specs_parse_to_the_same(spec: Spec) -> None:
     assert parse(str(spec), wrappers=WRAPPERS) == spec
     assert parse(f"({spec})", wrappers=WRAPPERS) == spec
     others = split_specs(f"a,({spec}),b", wrappers=WRAPPERS)
@@ -85,7 +85,7 @@ def test_a_single_member_with_a_comma_stays_one(text: str) -> None:
         ("my.module:Mine:x=1,y=2,./f.py:Mine", ["my.module:Mine:x=1,y=2", "./f.py:Mine"]),
     ],
 )
-def test_commas(text: str, expected: list[str]) -> None:
+def test_split_specs_at_commas(text: str, expected: list[str]) -> None:
     assert split_specs(text, wrappers=WRAPPERS) == expected
 
 
@@ -106,7 +106,7 @@ def test_alternatives(text: str, expected: list[str]) -> None:
 
 
 @given(st.text("ab|=, ", max_size=8))
-def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
+def test_formatted_value_is_no_alternative(value: str) -> None:
     spec = format_spec("base", {"stop": value})
     assert alternatives(spec) == [spec]
 
@@ -126,7 +126,7 @@ def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
         ("cache", Spec("cache")),
     ],
 )  # fmt: skip
-def test_trees(text: str, spec: Spec) -> None:
+def test_parse_nested_specs(text: str, spec: Spec) -> None:
     assert parse(text, wrappers=WRAPPERS, names=["hf", *WRAPPERS]) == spec
 
 

@@ -35,7 +35,7 @@ def test_the_authors_records_come_back(shared_data: Path, method: str) -> None:
         ({"prompt": 5}, "prompt: "),
     ],
 )
-def test_what_is_no_published_record(change: dict[str, Any], message: str) -> None:
+def test_published_record_with_a_bad_field_is_refused(change: dict[str, Any], message: str) -> None:
     values = {"id": 1, "prompt": "x", "completions": ["a", "b"], "toxicity_scores": [0, 1]}
     with pytest.raises(InputError, match=f"^file, entry 1: .*{message}"):
         from_published({**values, **change}, "file, entry 1")

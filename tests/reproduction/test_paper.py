@@ -93,7 +93,7 @@ def test_the_printed_numbers_are_there() -> None:
     assert "iterations" not in printed("bold", "qwen3-4b")["RAD (beta=10)"]
 
 
-def test_what_each_system_needs_is_of_the_systems_that_are_here() -> None:
+def test_table_of_systems_names_the_registered_baselines() -> None:
     rows = {row["here"]: row for row in numbers("systems")}
     assert {*BASELINES.names(), "tide", "resample", "not included"} == rows.keys()
     borrowed = {"dapt", "contrastive", "safe-decoding"}  # what these read another one learns
