@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHUNK = 256  # texts scored between two updates of a progress bar
 # Scorer names and model texts are never markup: `:windows:` in them is not an emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
-ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
+ERRORS = CleanConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def on_one_line(text: str) -> str:
@@ -57,7 +57,7 @@ def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None
     """Print which model and scorer are loading. chosen: a description of the run's settings."""
     also = f" and scorer {scorer}" if scorer else ""
     line = f"loading model {model}{also}{chosen and f'; {chosen}'}"
-    ERRORS.print(line, style="dim", highlight=False, soft_wrap=True)
+    ERRORS.print(line, style="dim")
 
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,9 +155,7 @@ def evaluate(
     _print_tables(evaluation.report(runs, tests=False, draw=False).tables)
     if runs[0].path is not None:
         folder = runs[0].path.parent
-        ERRORS.print(
-            f"written to {folder}; tide report {folder} makes tables and figures", soft_wrap=True
-        )
+        ERRORS.print(f"written to {folder}; tide report {folder} makes tables and figures")
     _refuse_failures(runs)
 
 
@@ -228,8 +226,8 @@ def report(
     )
     _print_tables(whole.tables)
     if whole.problem:
-        ERRORS.print(whole.problem, highlight=False, soft_wrap=True)
-    ERRORS.print(f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True)
+        ERRORS.print(whole.problem)
+    ERRORS.print(f"written to {out}; report.html shows all of it")
 
 
 def _print_tables(tables: Sequence[Table]) -> None:

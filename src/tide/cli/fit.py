@@ -79,8 +79,6 @@ def fit(
     ERRORS.print(
         f"Next: tide eval rtp --limit 100 --methods {methods} --model "
         f"{shlex.quote(arguments.model)} --artefacts {shlex.quote(str(arguments.out))}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 

@@ -111,7 +111,7 @@ def run(
     ) as detoxifier:
         if detoxifier.engine.has_chat_template and not chat:
             hint = f"{model} has a chat template: --chat answers these prompts as user messages"
-            ERRORS.print(hint, highlight=False, soft_wrap=True)
+            ERRORS.print(hint)
         method = method_of(detoxifier, preset, chats=chat)
         started = time.monotonic()
 

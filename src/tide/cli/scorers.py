@@ -161,7 +161,7 @@ def compare(
         OUTPUT.print(_error_table(errors))
     failures = [row for row in rows if row["failure"] is not None]
     for row in failures:
-        ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red", soft_wrap=True)
+        ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red")
 
     # 3. Write the figures.
     if output is not None and any(row["scored"] for row in rows):
@@ -305,8 +305,6 @@ def threshold(
     ERRORS.print(
         f"{choice.altered} of {choice.answers} answers would be altered; with 95 % confidence, at "
         f"most {choice.bound:.2%} of such answers are{note}",
-        highlight=False,
-        soft_wrap=True,
     )
     print(f"toxicity_threshold: {choice.threshold:g}")
     print(f"alter_at_most: {alter_at_most:g}")

@@ -203,7 +203,7 @@ def serve(
         serving = {"serving": address, "model": name, "engine": loaded.capability_notes}
         logger("tide.server").info(json.dumps(serving))
         if sys.stderr.isatty():
-            ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.", highlight=False)
+            ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.")
         if policies is not None:
             arguments = (table, reloads)
             thread = threading.Thread(target=_reload, args=arguments, name="tide policies")

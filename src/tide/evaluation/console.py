@@ -64,7 +64,9 @@ class Bars(Progress):
     """Shows a bar of the current work, and failures as lines; by default on stderr."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or CleanConsole(stderr=True, markup=False, emoji=False)
+        self._console = console or CleanConsole(
+            stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
 
     def begin(self, title: str, total: int) -> None:
         self._bar = bar_on(self._console)
@@ -78,10 +80,10 @@ class Bars(Progress):
         self._bar.stop()
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
-        self._console.print(f"{title}, id {row_id}: {error}", style="red", soft_wrap=True)
+        self._console.print(f"{title}, id {row_id}: {error}", style="red")
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False, soft_wrap=True)
+        self._console.print(message)
 
 
 def bar_on(console: Console) -> RichProgress:

@@ -136,7 +136,7 @@ def report(
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
-    made = [table for group in groups for table in _tables(group, against, tests)]
+    group_tables = [table for group in groups for table in _tables(group, against, tests)]
     figures, problem = {}, None
     if draw:
         try:
@@ -145,7 +145,7 @@ def report(
                     figures[f"{group.prefix}trade-off"] = figure
         except MissingDependencyError as error:
             problem = f"no figures: {error}"
-    whole = Report(groups, made, figures, problem)
+    whole = Report(groups, group_tables, figures, problem)
     if out is not None:
         whole.write(Path(out), image_format)
     return whole

@@ -255,16 +255,16 @@ def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         key = f"perplexity {reference}"
         fluency = [summary.fluency.get(reference) for summary in summaries]
         mean = Column(heading, 2, key=key, says="mean perplexity")
-        columns[mean] = [each.mean if each else None for each in fluency]
+        columns[mean] = [result.mean if result else None for result in fluency]
         mean_20 = Column("of 20", 2, key=f"{key} of 20", says="mean of texts of 20 tokens")
-        columns[mean_20] = [each.mean_20 if each else None for each in fluency]
+        columns[mean_20] = [result.mean_20 if result else None for result in fluency]
         median = Column("median", 2, key=f"{key} median", says="median perplexity")
-        columns[median] = [each.median if each else None for each in fluency]
-        for summary, each in zip(summaries, fluency, strict=True):
-            if each and each.unmeasured:
+        columns[median] = [result.median if result else None for result in fluency]
+        for summary, result in zip(summaries, fluency, strict=True):
+            if result and result.unmeasured:
                 notes.append(
                     f"{summary.method}: perplexity by {reference} is not measured yet for "
-                    f"{each.unmeasured} prompts"
+                    f"{result.unmeasured} prompts"
                 )
     columns |= _averages(summaries, _TEXT)
     return _table(name, title, summaries, columns, notes + empty_notes(summaries))
