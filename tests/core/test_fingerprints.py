@@ -32,6 +32,18 @@ def test_code_digest_tells_lambdas_closures_and_defaults_apart() -> None:
     assert code_digest(lambda texts: texts in {"a", "b"})
 
 
+def test_code_digest_of_functions_that_call_each_other() -> None:
+    def even(number: int) -> bool:
+        return number == 0 or odd(number - 1)
+
+    early = code_digest(even)  # `odd` is not set yet
+
+    def odd(number: int) -> bool:
+        return number != 0 and even(number - 1)
+
+    assert code_digest(even) not in (early, code_digest(odd))
+
+
 def test_code_digest_of_own_code_is_empty() -> None:
     assert code_digest(PocketScorer) == ""
     assert code_digest(code_digest) == ""

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -29,46 +30,51 @@ def code_digest(target: Any) -> str:
     values of a function's closure and defaults count, too. Of a script or a notebook, only the
     source of the class or function itself is read, not that of functions it calls.
     """
-    parts = list(_parts(target))
+    parts = list(_parts(target, set()))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else ""
 
 
-def _parts(target: Any) -> Iterator[bytes]:
+def _parts(target: Any, seen: set[int]) -> Iterator[bytes]:
+    if id(target) in seen:  # such as a function that calls itself
+        return
+    seen.add(id(target))
     if isinstance(target, functools.partial):
-        yield from _parts(target.func)
-        yield from _of_values([*target.args, *target.keywords.values()])
+        yield from _parts(target.func, seen)
+        yield from _of_values([*target.args, *target.keywords.values()], seen)
     elif inspect.ismethod(target):
-        yield from _parts(target.__func__)
-        yield from _parts(type(target.__self__))
+        yield from _parts(target.__func__, seen)
+        yield from _parts(type(target.__self__), seen)
     elif inspect.isclass(target):
         for base in target.__mro__:
             if base.__module__.partition(".")[0] not in _KNOWN:
                 yield base.__qualname__.encode()
                 yield _source(base)
     elif not inspect.isfunction(target):
-        yield from _parts(type(target))
+        yield from _parts(type(target), seen)
     elif str(target.__module__).partition(".")[0] not in _KNOWN:
         yield target.__qualname__.encode()
         yield _source(target)
         yield target.__code__.co_code
-        yield from _of_values(target.__code__.co_consts)
-        yield from _of_values([target.__defaults__, target.__kwdefaults__])
-        yield from _of_values(inspect.getclosurevars(target).nonlocals.values())
+        yield from _of_values(target.__code__.co_consts, seen)
+        yield from _of_values([target.__defaults__, target.__kwdefaults__], seen)
+        for cell in target.__closure__ or ():
+            with suppress(ValueError):  # the variable is not set yet
+                yield from _of_values([cell.cell_contents], seen)
 
 
-def _of_values(values: Iterable[Any]) -> Iterator[bytes]:
+def _of_values(values: Iterable[Any], seen: set[int]) -> Iterator[bytes]:
     for value in values:
         if isinstance(value, _SIMPLE):
             yield repr(value).encode("utf-8", "surrogatepass")
         elif isinstance(value, dict):
-            yield from _of_values(value.items())
+            yield from _of_values(value.items(), seen)
         elif isinstance(value, tuple | list):
             yield f"{len(value)} values".encode()
-            yield from _of_values(value)
+            yield from _of_values(value, seen)
         elif isinstance(value, set | frozenset):
-            yield from _of_values(sorted(value, key=repr))
+            yield from _of_values(sorted(value, key=repr), seen)
         elif not isinstance(value, CodeType):  # the source of inner functions is read already
-            yield from _parts(value)
+            yield from _parts(value, seen)
 
 
 def _source(code: Any) -> bytes:
