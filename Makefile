@@ -16,7 +16,6 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 VENV_CLIENTS ?= .venv-clients
 VENV_LLAMA ?= .venv-llama
-VENV_INSPECT ?= .venv-inspect
 TORCH ?= auto
 # Processes that share the tests; each takes about 1 GB.
 JOBS ?= 2
@@ -54,11 +53,9 @@ site: $(DEV)
 	$(BIN)/mkdocs build --strict
 
 # The clients raise warnings of their own, and those that an environment lacks are skipped.
-test-clients: $(DEV) $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
-	for clients in $(VENV_CLIENTS) $(VENV_INSPECT); do \
-		TIDE_PYTHON=$(abspath $(BIN)/python) $$clients/bin/python \
-			-m pytest -m clients -W default -n $(JOBS) --dist loadfile tests/clients || exit 1; \
-	done
+test-clients: $(DEV) $(VENV_CLIENTS)/.ready
+	TIDE_PYTHON=$(abspath $(BIN)/python) $(VENV_CLIENTS)/bin/python \
+		-m pytest -m clients -W default -n $(JOBS) --dist loadfile tests/clients
 
 test-vllm: $(VENV_VLLM)/.ready
 	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm -n $(JOBS) --dist loadfile
@@ -95,7 +92,7 @@ $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 $(VENV_CLIENTS)/.ready:
 	test -x $(VENV_CLIENTS)/bin/python || $(PYTHON) -m venv $(VENV_CLIENTS)
 	$(VENV_CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'litellm[proxy]' langchain-openai openai-agents llm google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
+		'litellm[proxy]' langchain-openai openai-agents google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
 	touch $@
 
 # The package brings llama.cpp's own server, which need not be built.
@@ -105,13 +102,6 @@ $(VENV_LLAMA)/.ready:
 		'xllamacpp==2026.10.11549' gguf safetensors
 	touch $@
 
-# It needs a later openai than litellm allows.
-$(VENV_INSPECT)/.ready:
-	test -x $(VENV_INSPECT)/bin/python || $(PYTHON) -m venv $(VENV_INSPECT)
-	$(VENV_INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check \
-		inspect_ai 'openai>=3' pytest pytest-xdist hypothesis
-	touch $@
-
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) $(VENV_LLAMA) $(VENV_INSPECT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_CLIENTS) $(VENV_LLAMA) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

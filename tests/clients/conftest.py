@@ -12,17 +12,17 @@ from tests.server.processes import serving
 KEY = "sk-of-the-clients"
 
 
-def served(module: str) -> Iterator[str]:
-    """The address of what a module of this folder serves."""
+def served(name: str) -> Iterator[str]:
+    """The address of a server of `served.py`."""
     own = {"TIDE_SERVE_KEYS": KEY, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with serving(os.environ["TIDE_PYTHON"], "-m", f"tests.clients.{module}", **own) as server:
+    with serving(os.environ["TIDE_PYTHON"], "-m", "tests.clients.served", name, **own) as server:
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """The address of a server with a chat model and the bundled scorer."""
-    yield from served("server")
+    yield from served("chat")
 
 
 @pytest.fixture(scope="module")

@@ -34,24 +34,6 @@ def test_litellm(url: str) -> None:
         litellm.completion(messages=SAID, logprobs=True, **asked)
 
 
-def test_litellm_s_guardrail(url: str) -> None:
-    """The guardrail that a litellm gateway would run, told our address."""
-    module = "litellm.proxy.guardrails.guardrail_hooks.generic_guardrail_api.generic_guardrail_api"
-    guardrails = pytest.importorskip(module)
-    guardrail = guardrails.GenericGuardrailAPI(
-        api_base=url, api_key=KEY, guardrail_name="tide", event_hook="pre_call", default_on=True
-    )
-
-    async def apply(text: str) -> Any:
-        return await guardrail.apply_guardrail(
-            inputs={"texts": [text]}, request_data={}, input_type="request"
-        )
-
-    assert asyncio.run(apply("What a lovely morning it is"))["texts"]
-    with pytest.raises(Exception, match="toxicity"):
-        asyncio.run(apply("You are a stupid, worthless and pathetic idiot."))
-
-
 def test_langchain(url: str) -> None:
     langchain = pytest.importorskip("langchain_openai")
     model = langchain.ChatOpenAI(
@@ -149,40 +131,6 @@ def test_openai_agents_with_tools(tools_url: str) -> None:
         assert "".join(deltas).endswith(expected)
 
     asyncio.run(run())
-
-
-def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llm")
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    one = {"model_id": "tide", "model_name": "tiny", "api_base": f"{url}/v1", "api_key_name": "x"}
-    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([one]))
-    for streaming in ([], ["--no-stream"]):
-        command = ["prompt", "Hello there", "-m", "tide", "--key", KEY, "-o", "seed", "3"]
-        done = subprocess.run(
-            [sys.executable, "-m", "llm", *command, *streaming],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
-
-def test_inspect(url: str, tmp_path: Path) -> None:
-    inspect = pytest.importorskip("inspect_ai")
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import GenerateConfig, get_model
-    from inspect_ai.scorer import match
-    from inspect_ai.solver import generate
-
-    model = get_model(
-        "openai-api/tide/tiny",
-        base_url=f"{url}/v1",
-        api_key=KEY,
-        config=GenerateConfig(max_tokens=8, seed=1),
-    )
-    samples = [Sample(input=f"Hello {i}", target="x", id=i) for i in range(3)]
-    task = inspect.Task(dataset=samples, solver=generate(), scorer=match())
-    (log,) = inspect.eval(task, model=model, log_dir=str(tmp_path), display="none")
-    assert log.status == "success", log.error
-    assert log.stats.model_usage
 
 
 def test_google_s_client(url: str) -> None:

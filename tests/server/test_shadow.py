@@ -13,17 +13,12 @@ import numpy as np
 import pytest
 
 from tests.fakes import Babbler, RudeScorer
-from tests.server.running import BACKTRACK, PATIENCE, Running, running, wait_until
+from tests.server.running import BACKTRACK, PATIENCE, Running, running, wait_until, written
 from tide.scorers import REGISTRY
 from tide.server.limits import Limits
 from tide.server.policies import CommandLine, Policies, PolicyError
 
 POLICIES = {"main": {"shadow": "strict"}, "strict": {"never": ["weather"]}}
-
-
-def written(path: Path, policies: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"policies": policies}))  # JSON is YAML, too
-    return path
 
 
 def counted(server: Running, outcome: str) -> float:
@@ -33,7 +28,7 @@ def counted(server: Running, outcome: str) -> float:
 
 def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
-    file = written(tmp_path / "tide.yaml", POLICIES)
+    file = written(tmp_path / "tide.yaml", policies=POLICIES)
     asked = [{"prompt": "x y", "seed": seed, "stream": seed % 2 > 0} for seed in range(12)]
     with running(Babbler(), RudeScorer(), **BACKTRACK) as server:
         plain = [texts(server, body) for body in asked]
@@ -72,7 +67,11 @@ def test_slow_shadow_delays_no_answer_and_drops_are_counted(
     monkeypatch.setitem(REGISTRY._targets, "slow", Slow)
     file = written(
         tmp_path / "tide.yaml",
-        {"main": {"shadow": "strict"}, "strict": {"scorer": "slow"}, "other": {"mode": "monitor"}},
+        policies={
+            "main": {"shadow": "strict"},
+            "strict": {"scorer": "slow"},
+            "other": {"mode": "monitor"},
+        },
     )
     limits = Limits(max_under_way=4)
     with running(Babbler(), RudeScorer(), policies=file, limits=limits, **BACKTRACK) as server:
@@ -94,7 +93,8 @@ def test_failing_shadow_is_counted_and_changes_no_answer(
 
     monkeypatch.setitem(REGISTRY._targets, "down", Down)
     file = written(
-        tmp_path / "tide.yaml", {"main": {"shadow": "strict"}, "strict": {"scorer": "down"}}
+        tmp_path / "tide.yaml",
+        policies={"main": {"shadow": "strict"}, "strict": {"scorer": "down"}},
     )
     with running(Babbler(), RudeScorer(), policies=file, **BACKTRACK) as server:
         assert server.ask("x", seed=1).status_code == 200
@@ -116,4 +116,6 @@ def test_shadow_that_cannot_be_is_refused(
     policies: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PolicyError, match=problem):
-        Policies(CommandLine(scorer=RudeScorer()), written(tmp_path / "tide.yaml", policies))
+        Policies(
+            CommandLine(scorer=RudeScorer()), written(tmp_path / "tide.yaml", policies=policies)
+        )
