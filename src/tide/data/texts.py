@@ -158,9 +158,9 @@ def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError("-: the standard input is closed")
     lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
     for where, line in lines:
-        for text in as_text(without_mark(line), where).rstrip("\r\n").split("\r"):
-            if text.strip():
-                yield where, {field: text}
+        text = as_text(without_mark(line), where).rstrip("\r\n")
+        if text.strip():
+            yield where, {field: text}
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]] = {
