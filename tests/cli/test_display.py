@@ -21,17 +21,17 @@ def shown(threshold: float, **trial: Any) -> str:
 
 
 def test_a_score_below_the_threshold_is_not_shown_as_the_threshold() -> None:
-    said = shown(0.1, base_toxicity=0.104, toxicity=0.096, base_text="one", text="two")
-    assert "0.11 one" in said
-    assert "0.09 two" in said
+    printed = shown(0.1, base_toxicity=0.104, toxicity=0.096, base_text="one", text="two")
+    assert "0.11 one" in printed
+    assert "0.09 two" in printed
 
 
 def test_a_text_that_no_scorer_saw_has_no_score() -> None:
-    said = shown(0.5, text="a", base_text="a", empty=True, toxicity=0.0)
-    assert "0.00" not in said
-    assert "a (too short to score)" in said
-    said = shown(0.5, text=" \n", base_text="a", empty=True, toxicity=0.0)
-    assert "-    (empty)" in said
+    printed = shown(0.5, text="a", base_text="a", empty=True, toxicity=0.0)
+    assert "0.00" not in printed
+    assert "a (too short to score)" in printed
+    printed = shown(0.5, text=" \n", base_text="a", empty=True, toxicity=0.0)
+    assert "-    (empty)" in printed
 
 
 def test_summary_has_no_share_of_partial_texts() -> None:

@@ -29,7 +29,7 @@ def test_serve_reloads_policies_and_drains_at_signals(
 ) -> None:
     path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
     path.write_text("policies: {first: {mode: monitor}}")
-    found: list[httpx.Response] = []
+    answers: list[httpx.Response] = []
     options = ["--policies", str(path), "--served-model-name", "mine", "--max-new-tokens", "5"]
     options += ["--monitor-log", str(log), "--scorer", "pocket"]
     headers = {"authorization": f"Bearer {KEY}"}
@@ -41,7 +41,7 @@ def test_serve_reloads_policies_and_drains_at_signals(
         def ask_at_length() -> threading.Thread:
             body = {"prompt": "The weather in spring", "n": 8, "max_tokens": 200, "seed": 1}
             asking = threading.Thread(
-                target=lambda: found.append(client.post("/v1/completions", json=body))
+                target=lambda: answers.append(client.post("/v1/completions", json=body))
             )
             asking.start()
             while "tide_completions_under_way 8.0" not in client.get("/metrics").text:
@@ -67,8 +67,8 @@ def test_serve_reloads_policies_and_drains_at_signals(
         asking.join(120)
         said = server.said()
         assert server.popen.returncode == 0
-    assert [answer.status_code for answer in found] == [200, 200]
-    assert [answer.json()["tide"]["policy"] for answer in found] == ["first", "second"]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.json()["tide"]["policy"] for answer in answers] == ["first", "second"]
     (line,) = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
     assert "policies.third.scorer" in line["problem"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -131,6 +131,6 @@ def test_files_for_operators_name_options() -> None:
         for path in files
         for name in re.findall(r"TIDE_SERVE_([A-Z_]+)", path.read_text(encoding="utf-8"))
     }
-    options = {one.name.upper() for one in get_command(app).commands["serve"].params}
+    options = {parameter.name.upper() for parameter in get_command(app).commands["serve"].params}
     assert named - options == {"NAME", "KEYS"}
     assert len(named) > 4

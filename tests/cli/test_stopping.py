@@ -126,16 +126,16 @@ def test_stop_while_a_server_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        taken = []
+        connections = []
 
         def asked() -> bool:
             with suppress(BlockingIOError):
-                taken.append(server.accept()[0])
-            return bool(taken)
+                connections.append(server.accept()[0])
+            return bool(connections)
 
         ends_at_once(["--engine", "openai", "--base-url", url], tmp_path, signal.SIGINT, asked)
-        for one in taken:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 RAISED = "import signal; signal.raise_signal(signal.SIGINT)"

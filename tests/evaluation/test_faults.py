@@ -79,10 +79,10 @@ def check(out: Path, unbroken: Path) -> None:
     assert read_run(out / "tide").config | {"created": ""} == (
         read_run(unbroken / "tide").config | {"created": ""}
     )
-    after = {one.id: one for one in read_records(records)}
-    for one in kept:
-        texts = [trial.text for trial in one.trials]
-        assert [trial.text for trial in after[one.id].trials][: len(texts)] == texts
+    after = {record.id: record for record in read_records(records)}
+    for record in kept:
+        texts = [trial.text for trial in record.trials]
+        assert [trial.text for trial in after[record.id].trials][: len(texts)] == texts
     assert not {".lock", ".part"}.intersection(path.suffix for path in out.rglob("*"))
 
 

@@ -21,8 +21,8 @@ def whole_labels(figure: Any) -> int:
     """The number of texts of a figure, each of which must lie inside it."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    labels = [*figure.texts, *(text for one in figure.legends for text in one.get_texts())]
-    labels += [one.get_title() for one in figure.legends]
+    labels = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    labels += [legend.get_title() for legend in figure.legends]
     for panel in figure.axes:
         labels += [panel.title, panel.xaxis.label, panel.yaxis.label]
     labels = [label for label in labels if label.get_text()]
@@ -56,9 +56,9 @@ def test_figure_labels_are_whole() -> None:
     names = ["tide", "tide:of=a_name_that_is_longer_than_a_line_of_a_figure_may_be,which_is_half"]
     names += ["resample:temperature=0.7,max_new_tokens=100,toxicity_threshold=0.15"]
     runs = [measured(search_run(name), [[3.0 + n, 4.0] for n in range(6)]) for name in names]
-    for one in runs:
-        one.config["scorer"]["name"] = long
-    figure = figures.trade_off([summarize(one) for one in runs], [long, JUDGE])
+    for sample_run in runs:
+        sample_run.config["scorer"]["name"] = long
+    figure = figures.trade_off([summarize(sample_run) for sample_run in runs], [long, JUDGE])
     assert whole_labels(figure) > 4 + len(runs)
 
 
@@ -66,7 +66,7 @@ def test_figure_points_have_position_and_colour() -> None:
     """A method without the value is left out, and the others keep their colours."""
     hard = r"$\frac{$"  # must not begin a formula
     runs = [run([[0.1], [0.2]]), search_run("tide"), search_run(hard, seed=1)]
-    summaries = [summarize(one) for one in runs]
+    summaries = [summarize(sample_run) for sample_run in runs]
     panels = drawn(figures.trade_off(summaries, SOURCES))
     assert panels[-1].get_xlabel() == "mean perplexity (lower left is best)"
     assert [panel.get_title() for panel in panels] == ["by scorer", "by judge"]

@@ -49,24 +49,26 @@ def test_values_that_were_not_recorded_are_absent() -> None:
 
 def test_changed_counts_harmless_completions() -> None:
     """By each source, among the model's own completions that pass."""
-    own = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
-    own = Run("base", own.config, [*own.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])])
-    texts = {i: [*column(one, "text")] for i, one in enumerate(own.records)}
-    made = Run(
+    base_run = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
+    base_run = Run(
+        "base", base_run.config, [*base_run.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])]
+    )
+    texts = {i: [*column(stored, "text")] for i, stored in enumerate(base_run.records)}
+    changed_run = Run(
         "backtrack",
-        {**own.config, "method": "backtrack", "settings": {"toxicity_threshold": 0.1}},
+        {**base_run.config, "method": "backtrack", "settings": {"toxicity_threshold": 0.1}},
         [
             record(0, [0.0, 0.0], text=[texts[0][0], "kinder"]),
             record(1, [0.0, 0.0], text=["kinder", texts[1][1]]),
             record(2, [0.0, 0.0], text=[texts[2][0], "kinder"]),
         ],
     )
-    found = summarize(made, unmodified_run=own).toxicity
+    found = summarize(changed_run, unmodified_run=base_run).toxicity
     assert found["scorer@1"]["changed"].value == pytest.approx(1 / 4)
     # All pass but one; 0.3 is above the search's threshold, but not toxic for a judge.
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
-    assert "changed" not in summarize(made).toxicity["scorer@1"]
-    assert summarize(own, unmodified_run=own).toxicity["scorer@1"]["changed"].value == 0.0
+    assert "changed" not in summarize(changed_run).toxicity["scorer@1"]
+    assert summarize(base_run, unmodified_run=base_run).toxicity["scorer@1"]["changed"].value == 0.0
 
 
 def test_interval_holds_its_value() -> None:
@@ -84,11 +86,11 @@ def test_missing_counts_prompts_without_a_record() -> None:
 
 
 def test_interval_resamples_prompts() -> None:
-    one = run([[0.1, 0.1]] * 30)
+    sample_run = run([[0.1, 0.1]] * 30)
     values = np.random.default_rng(2).uniform(1, 9, (30, 2))
     rows = values.tolist()
     rows[4][1] = None
-    summary = summarize(measured(one, rows))
+    summary = summarize(measured(sample_run, rows))
     sums, counts = values.sum(axis=1), np.full(30, 2.0)
     sums[4], counts[4] = values[4, 0], 1
     expected = bootstrap(
@@ -111,40 +113,40 @@ def test_interval_resamples_prompts() -> None:
 
 
 def test_distinct_ngrams_as_in_dexperts() -> None:
-    one = run([[0.1, 0.1], [0.1, 0.1]])
-    changed(one, 0, text=["one two one", "one two"])
-    changed(one, 1, text=["", " "])  # without words there is no value, instead of zero
-    averages = summarize(one).averages
+    sample_run = run([[0.1, 0.1], [0.1, 0.1]])
+    changed(sample_run, 0, text=["one two one", "one two"])
+    changed(sample_run, 1, text=["", " "])  # without words there is no value, instead of zero
+    averages = summarize(sample_run).averages
     assert averages["dist_2"].value == pytest.approx(2 / 5)
     assert averages["dist_3"].value == pytest.approx(1 / 5)
     assert averages["empty"].value == 0.5
 
 
 def test_costs_are_of_prompts_and_iterations_of_trials() -> None:
-    one = search_run("tide")
-    averages = summarize(one).averages
-    spent = [sum(column(r, "evaluations")) for r in one.records]
+    sample_run = search_run("tide")
+    averages = summarize(sample_run).averages
+    spent = [sum(column(r, "evaluations")) for r in sample_run.records]
     assert averages["evaluations"].value == pytest.approx(np.mean(spent))
     assert averages["iterations"].value == 2.0
     assert averages["seconds"].value == 0.5
-    unresolved = np.mean([not all(column(r, "accepted")) for r in one.records])
+    unresolved = np.mean([not all(column(r, "accepted")) for r in sample_run.records])
     assert averages["unresolved"].value == pytest.approx(unresolved)
-    assert summarize(replace(one, records=one.records[::-1])) == summarize(one)
+    assert summarize(replace(sample_run, records=sample_run.records[::-1])) == summarize(sample_run)
 
 
 def test_withheld_text_keeps_its_score() -> None:
-    one = run([[0.9], [0.1]])
-    changed(one, 0, text=[""], refused=[True])
-    changed(one, 1, refused=[False])
-    summary = summarize(one)
+    sample_run = run([[0.9], [0.1]])
+    changed(sample_run, 0, text=[""], refused=[True])
+    changed(sample_run, 1, refused=[False])
+    summary = summarize(sample_run)
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
     assert summary.averages["refused"].value == 0.5
     assert summary.averages["empty"].value == 0.0
-    one = run([[0.0], [0.0], [0.3], [0.0]])
+    sample_run = run([[0.0], [0.0], [0.3], [0.0]])
     for number in range(3):  # two empty first completions score 0 and are not unresolved
-        changed(one, number, text=[""], accepted=[False])
-    changed(one, 3, text=["a word or two"], accepted=[True])
-    assert summarize(one).averages["unresolved"].value == pytest.approx(1 / 4)
+        changed(sample_run, number, text=[""], accepted=[False])
+    changed(sample_run, 3, text=["a word or two"], accepted=[True])
+    assert summarize(sample_run).averages["unresolved"].value == pytest.approx(1 / 4)
 
 
 def test_shares_have_wilson_intervals() -> None:
@@ -160,15 +162,17 @@ def test_shares_have_wilson_intervals() -> None:
 
 def test_perplexity_of_20_tokens() -> None:
     """It leaves nothing out of the other metrics, and is absent for runs of another length."""
-    one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
-    one = measured(one, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]])
-    (fluency,) = summarize(one).fluency.values()
+    sample_run = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
+    sample_run = measured(
+        sample_run, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]]
+    )
+    (fluency,) = summarize(sample_run).fluency.values()
     assert fluency.mean_20 is not None
     assert fluency.mean_20.value == pytest.approx((4 + 2 + 5) / 3)
     assert fluency.mean is not None
     assert fluency.mean.value > 1e8
-    one.config["sampling"] = {"max_new_tokens": 128}
-    assert summarize(one).fluency[REFERENCE].mean_20 is None
+    sample_run.config["sampling"] = {"max_new_tokens": 128}
+    assert summarize(sample_run).fluency[REFERENCE].mean_20 is None
 
 
 def test_record_without_all_trials_is_refused() -> None:
@@ -181,10 +185,10 @@ def test_record_without_all_trials_is_refused() -> None:
 
 
 def test_unscored_prompts_are_left_out_and_counted() -> None:
-    one = run([[0.1], [0.2], [0.9]])
-    changed(one, 1, judge_scores={})
-    changed(one, 2, judge_scores={JUDGE: [None]})
-    summary = summarize(one)
+    sample_run = run([[0.1], [0.2], [0.9]])
+    changed(sample_run, 1, judge_scores={})
+    changed(sample_run, 2, judge_scores={JUDGE: [None]})
+    summary = summarize(sample_run)
     assert summary.unscored == {"scorer@1": 0, JUDGE: 2}
     assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.1)
     assert summary.toxicity["scorer@1"]["max"].value == pytest.approx(0.4)

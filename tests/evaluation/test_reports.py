@@ -40,7 +40,7 @@ def with_bases(one: Run, scores: list[float]) -> Run:
     return one
 
 
-def made(*runs: Run, mask: Any = None, **more: Any) -> str:
+def rendered(*runs: Run, mask: Any = None, **more: Any) -> str:
     found = evaluation.report(runs, **{"draw": False, **more})
     with pytest.MonkeyPatch.context() as patched:
         if mask is not None:
@@ -75,7 +75,7 @@ def test_page_holds_tables_figures_and_texts() -> None:
 def test_page_shows_the_worst_twenty_prompts() -> None:
     scores = [number / 40 for number in range(30)]
     search = with_bases(search_run("tide", prompts=30), scores)
-    text = made(search, mask=lambda text: text.replace("a rude", "a r***"))
+    text = rendered(search, mask=lambda text: text.replace("a rude", "a r***"))
     shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
     assert [int(one) for one in shown] == list(range(29, 9, -1))
     rows = rows_of(text, "prompt 29")
@@ -111,7 +111,7 @@ def test_page_marks_texts_that_are_not_accepted() -> None:
             judge_scores={JUDGE: [0.2] * trials},
             **more,
         )
-    text = made(one)
+    text = rendered(one)
     told = [rows_of(text, f"prompt {number}")["tide"] for number in range(4)]
     says = ["(withheld)", "so it is (not accepted)", "(empty)", "a (too short to score)"]
     assert [cells[-1] for cells in told] == says
@@ -140,7 +140,7 @@ def hostile() -> list[Run]:
 def test_page_escapes_markup_and_control_characters() -> None:
     one = run([[0.1]])
     changed(one, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
-    text = made(*hostile(), one)
+    text = rendered(*hostile(), one)
     assert not set("\u202e\x1b\u2066") & set(text)
     assert r"a\u202eb\x1b[2J" in text
     assert text.count("<script>") == text.count("</script>") == 1
@@ -150,7 +150,7 @@ def test_page_escapes_markup_and_control_characters() -> None:
 
 
 def test_page_policy_allows_its_own_script_only() -> None:
-    text = made(run([[0.1]]))
+    text = rendered(run([[0.1]]))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.replace("&#39;", "'").split(";"))
     assert rules.pop("img-src") == "data:"
@@ -186,7 +186,7 @@ def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[
 
 
 def test_page_of_hostile_records_runs_and_loads_nothing(browser: Any, tmp_path: Path) -> None:
-    shown, faults = opened(browser, made(*hostile()), tmp_path)
+    shown, faults = opened(browser, rendered(*hostile()), tmp_path)
     assert shown.evaluate("window.broken") is None
     # Even unescaped markup would not run.
     shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=http://x.invalid/>')")

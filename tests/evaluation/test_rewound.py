@@ -59,15 +59,25 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
     judge = FakeScorer(lambda text: 0.9 if "Bad" in text else 0.1, name="judge")
     base, rewound, whole = run(tmp_path, judges=judge)
-    rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, rewound, whole)]
+    rates = [
+        summarize(each_run).toxicity["judge"]["rate"].value for each_run in (base, rewound, whole)
+    ]
     assert rates == [1.0, 0.0, 0.0]
-    assert all(trial.own_score() is None for one in rewound.records for trial in one.trials)
-    assert all(trial.own_score("judge") is None for one in rewound.records for trial in one.trials)
     assert all(
-        trial.own_score("judge") is not None for one in whole.records for trial in one.trials
+        trial.own_score() is None for each_run in rewound.records for trial in each_run.trials
+    )
+    assert all(
+        trial.own_score("judge") is None
+        for each_run in rewound.records
+        for trial in each_run.trials
+    )
+    assert all(
+        trial.own_score("judge") is not None
+        for each_run in whole.records
+        for trial in each_run.trials
     )
     alone = report(rewound, draw=False)
-    assert [one.method for one in alone.summaries] == [rewound.name]
+    assert [summary.method for summary in alone.summaries] == [rewound.name]
     assert not any(table.name.startswith("significance") for table in alone.tables)
     made = report([rewound], draw=False)
     shown = page(made.groups, made.tables, made.figures)

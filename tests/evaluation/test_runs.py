@@ -30,7 +30,7 @@ from tide.evaluation.runs import carried, find_runs, read_run
 
 
 def test_carried_trial_repeats_the_least_toxic_before() -> None:
-    one = record(
+    stored = record(
         0,
         [0.4, 0.6, 0.1, 0.1],
         [0.3, 0.2, 0.9, 0.8],
@@ -39,9 +39,9 @@ def test_carried_trial_repeats_the_least_toxic_before() -> None:
         perplexity=likelihoods([2.0, 3.0, None, 4.0], [1, 2, 3, 4]),
         attributes={"threat": [0.1, 0.2, 0.3, 0.4]},
     )
-    found = carried(one)
+    found = carried(stored)
     assert column(found, "toxicity") == [0.4, 0.4, 0.1, 0.1]
-    assert column(found, "text") == [one.trials[i].text for i in (0, 0, 2, 2)]
+    assert column(found, "text") == [stored.trials[i].text for i in (0, 0, 2, 2)]
     assert column(found, "judge_scores")[JUDGE] == [0.3, 0.3, 0.9, 0.9]
     assert column(found, "num_tokens") == [1, 1, 3, 3]
     assert column(found, "perplexity")[REFERENCE]["num_tokens"] == [1, 1, 3, 3]
@@ -62,11 +62,11 @@ def test_published_runs_keep_each_trial_on_disk(tmp_path: Path) -> None:
         reference="none",
         out=tmp_path,
     )
-    for one in tide.records:
-        scores = column(one, "toxicity")
+    for stored in tide.records:
+        scores = column(stored, "toxicity")
         assert scores == sorted(scores, reverse=True)
     raw = read_records(tmp_path / "tide/records.jsonl")
-    assert [carried(one) for one in raw] == tide.records
+    assert [carried(stored) for stored in raw] == tide.records
     assert raw != tide.records
     assert base.records == read_records(tmp_path / "base/records.jsonl")
 
@@ -76,7 +76,7 @@ def test_read_run_leaves_out_unfinished_records(tmp_path: Path) -> None:
     with (made / "records.jsonl").open("ab") as file:
         file.writelines(record(2, [0.5]).lines())
     found = read_run(made)
-    assert [one.id for one in found.records] == [0, 1]
+    assert [stored.id for stored in found.records] == [0, 1]
     assert summarize(found).missing == 1
     made = write(run([[0.1]]), tmp_path / "b")
     config = json.loads((made / "config.json").read_text())
@@ -86,11 +86,11 @@ def test_read_run_leaves_out_unfinished_records(tmp_path: Path) -> None:
 
 
 def test_changed_needs_a_base_run_of_equal_sampling() -> None:
-    own, made = run([[0.1]] * 3), run([[0.0]] * 3, "backtrack")
+    base_run, made = run([[0.1]] * 3), run([[0.0]] * 3, "backtrack")
     for hot in (0.1, 1.0):
-        own.config["settings"] = {"seed": 0, "temperature": hot}
+        base_run.config["settings"] = {"seed": 0, "temperature": hot}
         made.config["settings"] = {"seed": 0, "temperature": 0.1}
-        _, summary = grouped([own, made])[0].summaries
+        _, summary = grouped([base_run, made])[0].summaries
         assert ("changed" in summary.toxicity["scorer@1"]) == (hot == 0.1)
 
 
@@ -107,10 +107,10 @@ def test_report_names_a_judge_related_to_the_guide() -> None:
     made = run([[0.1]] * 2, "tide", scorer=guide, judges=judges)
     titles = [table.title for table in report([made], draw=False, tests=False).tables]
     assert any(
-        "by sentence@2, a judge that shares a model with the scorer of tide" in one
-        for one in titles
+        "by sentence@2, a judge that shares a model with the scorer of tide" in title
+        for title in titles
     )
-    assert any(one.endswith("by lexicon@1, a judge") for one in titles)
+    assert any(title.endswith("by lexicon@1, a judge") for title in titles)
 
 
 def test_frame_has_a_row_for_each_trial_of_all_runs() -> None:

@@ -14,7 +14,7 @@ def test_comparison_agrees_with_scipy() -> None:
     generator = np.random.default_rng(0)
     before, after = generator.random((60, 2)), generator.random((60, 2)) * 0.9
     found = compare([run(before.tolist()), run(after.tolist(), "tide")])
-    assert [(one.source, one.measure) for one in found] == [
+    assert [(comparison.source, comparison.measure) for comparison in found] == [
         *(("scorer@1", "max"), ("scorer@1", "mean")),
         *((JUDGE, "max"), (JUDGE, "mean")),
     ]
@@ -48,8 +48,8 @@ def test_chats_pair_by_their_messages() -> None:
     """A template may write today's date into the text of a chat."""
     runs = [run([[0.9], [0.8]]), run([[0.1], [0.2]], "tide")]
     asked = [Message(role="user", content="hello")]
-    for number, one in enumerate(runs):
-        changed(one, 0, messages=asked, prompt=f"day {number}: hello")
+    for number, each_run in enumerate(runs):
+        changed(each_run, 0, messages=asked, prompt=f"day {number}: hello")
     assert compare(runs)[0].pairs == 2
 
 
@@ -63,20 +63,20 @@ def test_comparison_of_equal_or_single_pairs() -> None:
     assert (none.pairs, none.difference, none.p_value) == (0, None, 1.0)
 
 
-def ends(one: Comparison) -> tuple[float, float, float]:
+def ends(comparison: Comparison) -> tuple[float, float, float]:
     """The interval of the difference of rates, with its value between the ends."""
-    assert one.rate is not None
-    assert one.rate.low is not None
-    assert one.rate.high is not None
-    return one.rate.low, one.rate.value, one.rate.high
+    assert comparison.rate is not None
+    assert comparison.rate.low is not None
+    assert comparison.rate.high is not None
+    return comparison.rate.low, comparison.rate.value, comparison.rate.high
 
 
 def test_difference_of_rates_has_an_interval() -> None:
     """Three of a hundred prompts differ: one way, then both ways."""
     base = run([[0.9, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60)
     found = compare([base, run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60, "tide")])
-    for one in found:  # the rate is always of prompts
-        low, value, high = ends(one)
+    for comparison in found:  # the rate is always of prompts
+        low, value, high = ends(comparison)
         assert value == pytest.approx(-0.03)
         assert -0.09 < low < -0.03 < high < 0.02
     apart = run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.8, 0.2]] * 3 + [[0.1, 0.2]] * 57, "tide")
@@ -118,7 +118,7 @@ def test_comparison_uses_as_many_trials_as_both_have() -> None:
     generator = np.random.default_rng(0)
     many, few = generator.random((200, 3)), generator.random((200, 1))
     comparisons = compare([run(many.tolist()), run(few.tolist(), "tide")])
-    assert [one.measure for one in comparisons] == ["mean"] * 2
+    assert [comparison.measure for comparison in comparisons] == ["mean"] * 2
     expected = wilcoxon(few[:, 0], many[:, 0], alternative="less")
     assert comparisons[0].p_value == pytest.approx(expected.pvalue)
     assert comparisons[0].p_value > 0.05

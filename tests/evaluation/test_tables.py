@@ -47,7 +47,7 @@ def test_tables_have_a_row_per_method() -> None:
 
 def test_tables_fit_80_columns() -> None:
     runs = [replace(search_run("resample:temperature=1.0", seed=i), name=f"m{i}") for i in (1, 2)]
-    summaries = [summarize(one) for one in runs]
+    summaries = [summarize(sample_run) for sample_run in runs]
     made = [
         tables.toxicity_table(summaries, JUDGE, "t", "n"),
         tables.text_table(summaries, "t", "n"),
@@ -55,7 +55,10 @@ def test_tables_fit_80_columns() -> None:
         tables.significance_table(compare(runs), JUDGE, "t", "n"),
     ]
     names = ("a/first", "b/second", "c")
-    wide = [replace(one, fluency=dict.fromkeys(names, *one.fluency.values())) for one in summaries]
+    wide = [
+        replace(summary, fluency=dict.fromkeys(names, *summary.fluency.values()))
+        for summary in summaries
+    ]
     made += [tables.text_table(wide, "t", "n"), tables.toxicity_table(wide, JUDGE, "t", "n")]
     for table in made:
         console = Console(width=80, file=io.StringIO(), record=True)
@@ -125,12 +128,14 @@ def test_table_in_each_format() -> None:
 
 
 def test_perplexity_has_columns_for_each_reference() -> None:
-    one = measured(run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]])
-    for number, record in enumerate(one.records):
+    sample_run = measured(
+        run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]]
+    )
+    for number, record in enumerate(sample_run.records):
         known = column(record, "perplexity")
-        changed(one, number, perplexity=known | {"a/b": known[REFERENCE]})
-    one.config["references"] = [REFERENCE, "a/b", "c"]
-    table = tables.text_table([summarize(one)], "t", "n")
+        changed(sample_run, number, perplexity=known | {"a/b": known[REFERENCE]})
+    sample_run.config["references"] = [REFERENCE, "a/b", "c"]
+    table = tables.text_table([summarize(sample_run)], "t", "n")
     (row,) = read_csv(tables.to_csv(table))
     for name in (REFERENCE, "a/b"):
         found = [float(row[f"perplexity {name}{key}"]) for key in ("", " of 20", " median")]
@@ -139,19 +144,21 @@ def test_perplexity_has_columns_for_each_reference() -> None:
 
 
 def test_changed_is_shown_for_every_method_or_none() -> None:
-    own, other = run([[0.1], [0.2]]), run([[0.1], [0.2]], "other")
-    measured_both = [summarize(one, unmodified_run=own) for one in (own, other)]
+    base_run, other = run([[0.1], [0.2]]), run([[0.1], [0.2]], "other")
+    measured_both = [
+        summarize(sample_run, unmodified_run=base_run) for sample_run in (base_run, other)
+    ]
     table = tables.toxicity_table(measured_both, JUDGE, "t", "n")
     assert [row[-1].value for row in table.rows if isinstance(row[-1], Estimate)] == [0.0, 0.0]
     assert "changed" in headings(table)
-    only_one = [summarize(own, unmodified_run=own), summarize(other)]
+    only_one = [summarize(base_run, unmodified_run=base_run), summarize(other)]
     assert "changed" not in headings(tables.toxicity_table(only_one, JUDGE, "t", "n"))
 
 
 def test_table_names_prompts_without_scores() -> None:
-    one = run([[0.2], [0.9]])
-    changed(one, 1, judge_scores={})
-    summaries = [summarize(one)]
+    sample_run = run([[0.2], [0.9]])
+    changed(sample_run, 1, judge_scores={})
+    summaries = [summarize(sample_run)]
     table = tables.toxicity_table(summaries, JUDGE, "t", "n")
     assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
     without = tables.cost_table(summaries, "t", "n")  # without columns that no run recorded
