@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from tests.generated import examples
 from tests.hostile import KEY
 from tide.core import http
-from tide.core.errors import EngineError, ScorerUnavailableError
+from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
@@ -184,6 +184,19 @@ def test_no_redirect_is_followed() -> None:
         with serving(sends(f"{head}\r\n\r\n".encode())) as (url, _):
             assert ask(url).status == 307
         assert reached == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy")],
+)
+def test_environment_with_bad_proxy_or_certificates_is_one_line(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    http._certificates.cache_clear()
+    with pytest.raises(EnvironmentVariableError, match="or SSL_CERT_FILE of the environment"):
+        Client(1.0)
 
 
 @pytest.mark.parametrize(
