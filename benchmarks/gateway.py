@@ -52,7 +52,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-TIDE = (sys.executable, "-m", "tide", "serve", "--port", "0", "--engine", "openai")
+TIDE = (
+    *(sys.executable, "-m", "tide", "serve", "--port", "0", "--engine", "openai"),
+    *("--engine-option", "deadline=3600"),  # long answers at a low rate take minutes
+)
 OPTIONS = {
     "monitor": ("--mode", "monitor", "--scorer", "pocket"),
     "pocket": ("--scorer", "pocket"),
