@@ -16,10 +16,9 @@ from typing import Any, Literal
 import pytest
 from benchmarks.writing import completed
 
-from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, answering, free_port, serving
 from tests.server.running import Running, running
-from tests.server.transparent import OTHER_APIS, answer, differing, other_texts
+from tests.server.transparent import OTHER_APIS, answer, assert_repaired, differing, other_texts
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling

@@ -160,9 +160,6 @@ def test_items_of_a_conversation_become_the_messages_of_a_chat(
 IMAGE = {"type": "input_image", "image_url": "data:"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "previous": ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    "conversation": ({"conversation": "conv_1"}, "conversation"),
-    "background": ({"background": True}, "background"),
-    "prompt": ({"prompt": {"id": "x"}}, "prompt"),
     "logprobs": ({"top_logprobs": 2}, "top_logprobs"),
     "tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     "chosen tool": ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
@@ -171,8 +168,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "item": ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
     "answer": ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
     "tokens": ({"max_output_tokens": 10**7}, "max_output_tokens"),
-    "number": ({"temperature": "hot"}, "temperature"),
-    "policy": ({"tide": {"policy": "other"}}, "tide.policy"),
 }
 
 

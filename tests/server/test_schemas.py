@@ -54,11 +54,6 @@ CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
 
 
-def with_arguments(arguments: Any) -> list[dict[str, Any]]:
-    call = {"id": "x", "function": {"name": "find", "arguments": arguments}}
-    return [USER, {**CALLS, "tool_calls": [call]}, ANSWER]
-
-
 REFUSED: list[tuple[dict[str, Any], str | None]] = [
     *(({name: value}, name) for name, values in {
         "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1], "prompt_embeds": ["AAAA"],
@@ -84,7 +79,6 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     )),
     *(({"messages": [USER], **more}, param) for more, param in (
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{**TOOLS[0], "description": "\ud800"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
     )),
@@ -95,7 +89,6 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
         ([USER, {"role": "assistant", "content": None}, USER], "messages.1.content"),
         ([{"role": "user", "refusal": "No."}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "refusal"}]}], "messages.0.content.0.text"),
-        (with_arguments("\ud800"), "messages.1.tool_calls.0.function.arguments"),
     )),
 ]  # fmt: skip
 

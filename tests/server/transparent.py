@@ -1,4 +1,4 @@
-"""Checks that a gateway before a real server answers as the server itself."""
+"""Checks of a gateway before a real server: it answers as the server itself, and repairs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 
 from tests.server.running import PATIENCE
+from tide.core.settings import Settings
+from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers.base import Exchange
 
 TOOL = {
     "type": "function",
@@ -96,3 +99,23 @@ def other_texts(direct: str, gateway: str, model: str, number: int) -> list[Any]
         if own != passed:
             differs.append((path, body, own, passed))
     return differs
+
+
+def assert_repaired(client: Any, prompts: list[str]) -> None:
+    """Only text below the threshold is sent, though some of the prompts lead to toxic text."""
+    threshold = Settings().toxicity_threshold
+    done = [
+        client.completions.create(model="safe", prompt=prompt, max_tokens=20, seed=1)
+        for prompt in prompts
+    ]
+    exchanges = [
+        Exchange(prompt, answer.choices[0].text)
+        for prompt, answer in zip(prompts, done, strict=True)
+        if answer.choices[0].finish_reason != "content_filter"
+    ]
+    scorer = load_scorer(DEFAULT_SCORER)
+    assert max(scorer.score(exchanges)) < threshold
+    assert len(exchanges) >= 0.9 * len(prompts)
+    repaired = [answer.tide for answer in done if answer.tide["rounds"] > 1]
+    assert len(repaired) >= 0.2 * len(prompts)
+    assert all(cost["scorer_calls"] > cost["rounds"] for cost in repaired)  # to find blamed words

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from benchmarks.writing import completed
 
-from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
+from tests.server.transparent import assert_repaired
 from tests.vllm.servers import VllmProcess
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError
