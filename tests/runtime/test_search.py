@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,13 @@ from tests.chats import CHATML, save_chat_model
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
-from tide.core.concurrency import gather
 from tide.core.errors import InputError, StrategyError
-from tide.core.settings import Sampling, Settings, derive_seed
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Engine, Request
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.runtime.search import Search
-from tide.runtime.trial import TrialTask
-from tide.scorers.scoring import Scoring
-from tide.search import REGISTRY, Problem, load_strategy
+from tide.search import REGISTRY, Candidate, Problem, Strategy
+from tide.search.tide import TideStrategy
 
 MESSAGES = [
     {"role": "user", "content": "The weather is fine"},
@@ -34,47 +32,22 @@ MESSAGES = [
 ]
 
 
-def search(
-    engine: Engine,
-    scoring: Scoring,
-    text: str,
-    sampling: Sampling | None = None,
-) -> Search:
-    """A search as the runtime makes it."""
-    settings = Settings(strategy="tide", **(sampling or Sampling()).model_dump())
-    prompt = engine.encode(text)
-    x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
-    problem = Problem(x, movable, derive_seed(0, text, 0))
-    strategy = load_strategy("tide")
-    task = TrialTask(prompt, settings, strategy, 0, 0)
-    request = Request(prompt.token_ids, settings.sampling)
-    return Search(strategy.create(problem, settings), task, request, engine, scoring)
+class Faulty(TideStrategy):
+    """`tide` with a fault for the prompt of eight words alone."""
+
+    @property
+    def is_faulty(self) -> bool:
+        return len(self.problem.x0) == 8
 
 
-def outcomes(
-    engine: Engine,
-    scorer: Any,
-    make: Callable[[Scoring], list[Search]],
-) -> tuple[list[Search], list[BaseException | None]]:
-    """Run searches together; returns them, and the error of each, if any."""
-
-    async def run() -> tuple[list[Search], list[BaseException | None]]:
-        scoring = Scoring(scorer)
-        made = make(scoring)
-
-        async def one(each: Search) -> BaseException | None:
-            try:
-                await each.run()
-            except Exception as error:
-                return error
-            return None
-
-        try:
-            return made, await gather(map(one, made))
-        finally:
-            scoring.close()
-
-    return engine.portal.run(run)
+def completed_with(strategy: type[Strategy]) -> list[Any]:
+    """The results of `PROMPTS`, among them the error of the prompt of eight words."""
+    settings: dict[str, Any] = {"scorer": ReadingScorer(), "preset": "relative"}
+    detox = Detoxifier(scripted_engine(), strategy=strategy, **settings)
+    results = list(detox.map(PROMPTS, return_exceptions=True))
+    plain = Detoxifier(scripted_engine(), strategy="tide", **settings)
+    assert results[:2] + results[3:] == [plain(prompt) for prompt in PROMPTS[:2] + PROMPTS[3:]]
+    return results
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
@@ -90,105 +63,52 @@ def test_a_strategy_gives_the_same_results_at_any_batch_size(name: str) -> None:
 
 def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> None:
     engine = scripted_engine()
-    (made,), errors = outcomes(
-        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[0])]
-    )
-    assert errors == [None]
-    assert len(made.effort.trace) == len(engine.requests) > 1
-    for request, one in zip(engine.requests, made.effort.trace, strict=True):
-        moved = one.displacement > 0 or one.role != "initial"
+    trial = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide")(PROMPTS[0]).best
+    assert len(trial.trace) == len(engine.requests) > 1
+    for request, evaluation in zip(engine.requests, trial.trace, strict=True):
+        moved = evaluation.displacement > 0 or evaluation.role != "initial"
         assert isinstance(request.prompt, torch.Tensor) == moved
-    assert engine.requests[0].prompt == made.request.prompt
-
-
-def test_an_empty_text_of_the_prompt_itself_ends_a_search() -> None:
-    """It scores 0 for the prompt itself, and 1 for moved points."""
-    engine = ScriptedEngine(lambda x, seed: "")
-    scorer = ReadingScorer()
-    (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
-    assert errors == [None]
-    assert (made.effort.trace[0].toxicity, made.effort.trace[0].empty) == (0.0, True)
-    assert scorer.calls == []
-    calls = 0
-
-    def respond(x: Any, seed: int) -> str:
-        nonlocal calls
-        calls += 1
-        return "toxicity 0.9" if calls == 1 else ""
-
-    engine = ScriptedEngine(respond)
-    (made,), _ = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
-    assert {one.toxicity for one in made.effort.trace[1:]} == {1.0}
+    assert engine.requests[0].prompt == engine.encode(PROMPTS[0]).token_ids
 
 
 @pytest.mark.parametrize("when", ["ask", "tell", "done", "best"])
-@pytest.mark.parametrize("kind", [InputError, SystemExit])
-def test_a_strategy_that_fails_does_so_alone(
-    when: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise kind("one divided by zero")
+@pytest.mark.parametrize("error", [InputError, SystemExit])
+def test_strategy_that_fails_does_so_alone(when: str, error: type[BaseException]) -> None:
+    class Failing(Faulty):
+        def __getattribute__(self, name: str) -> Any:
+            if name == when and self.is_faulty:
+                raise error("one divided by zero")
+            return super().__getattribute__(name)
 
-    engine = scripted_engine()
-
-    def make(scoring: Scoring) -> list[Search]:
-        bad, good = search(engine, scoring, PROMPTS[2]), search(engine, scoring, PROMPTS[0])
-        if when in ("ask", "tell"):
-            setattr(bad.strategy, when, fail)
-        else:
-            broken = type("Broken", (type(bad.strategy),), {when: property(fail)})
-            bad.strategy.__class__ = broken
-        return [bad, good]
-
-    (bad, good), (error, none) = outcomes(engine, ReadingScorer(), make)
-    assert none is None
-    assert good.strategy.done
-    expected = InputError if kind is InputError else StrategyError
-    if when == "best":
-        assert error is None
-        with pytest.raises(expected, match="one divided by zero"):
-            _ = bad.best
-        return
-    assert isinstance(error, expected)
-    assert "one divided by zero" in str(error)
+    failed = completed_with(Failing)[2]
+    assert isinstance(failed, InputError if error is InputError else StrategyError)
+    assert "one divided by zero" in str(failed)
 
 
-@pytest.mark.parametrize("number", [-1, "next"])
-def test_an_evaluation_that_there_is_not_is_not_chosen(number: Any) -> None:
-    engine = scripted_engine()
-    (made,), _ = outcomes(
-        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[1])]
-    )
-    number = len(made.effort.trace) if number == "next" else number
-    made.strategy.__class__ = type("Wrong", (type(made.strategy),), {"best": number})
-    with pytest.raises(
-        StrategyError, match=f"chose evaluation {number} of {len(made.effort.trace)}"
-    ):
-        _ = made.best
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_evaluation_that_there_is_not_is_not_chosen(number: int) -> None:
+    class Wrong(Faulty):
+        @property
+        def best(self) -> int:
+            return number if self.is_faulty else super().best
+
+    failed = completed_with(Wrong)[2]
+    assert isinstance(failed, StrategyError)
+    assert f"chose evaluation {number} of " in str(failed)
 
 
 def test_embeddings_that_no_engine_takes_fail_alone() -> None:
-    engine = scripted_engine()
-
-    def make(scoring: Scoring) -> list[Search]:
-        bad, good = search(engine, scoring, PROMPTS[2]), search(engine, scoring, PROMPTS[0])
-        ask = bad.strategy.ask
-
-        def broken() -> Any:
-            asked = ask()
+    class Spoiling(Faulty):
+        def ask(self) -> Sequence[Candidate]:
+            asked = super().ask()
             for candidate in asked:
-                if candidate.displacement > 0:
+                if candidate.displacement > 0 and self.is_faulty:
                     candidate.embeddings[0, 0] = math.nan
             return asked
 
-        bad.strategy.ask = broken  # type: ignore[method-assign]
-        return [bad, good]
-
-    (_, good), (error, none) = outcomes(engine, ReadingScorer(), make)
-    assert none is None
-    assert good.strategy.done
-    assert isinstance(error, StrategyError)
-    assert "NaN" in str(error)
+    failed = completed_with(Spoiling)[2]
+    assert isinstance(failed, StrategyError)
+    assert "NaN" in str(failed)
 
 
 LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"
@@ -249,32 +169,26 @@ def test_an_empty_text_is_no_loop(accepts: bool) -> None:
         assert detox("so").best.accepted is accepts
 
 
-def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> None:
+def test_nothing_more_is_scored_of_a_cancelled_search() -> None:
     engine, scorer = scripted_engine(), ReadingScorer()
+    moved = threading.Event()
 
-    async def run() -> Search:
-        scoring = Scoring(scorer)
-        left = search(engine, scoring, PROMPTS[2])
-        task: asyncio.Future[None] | None = None
+    async def wait(request: Request) -> None:
+        if isinstance(request.prompt, torch.Tensor):
+            moved.set()
+            await asyncio.sleep(0.2)
 
-        async def leaving(request: Request) -> None:
-            if isinstance(request.prompt, torch.Tensor):
-                assert task is not None
-                task.cancel()
-                await asyncio.sleep(0)
+    async def leave() -> None:
+        async with AsyncDetoxifier(engine, scorer=scorer, strategy="tide") as detox:
+            task = asyncio.create_task(detox(PROMPTS[2]))
+            assert await asyncio.to_thread(moved.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.4)
 
-        engine.on_write = leaving
-        task = asyncio.ensure_future(left.run())
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(0.05)
-        scoring.close()
-        return left
-
-    left = engine.portal.run(run)
-    assert len(left.effort.trace) == 1
-    assert not left.strategy.done
-    assert left.best == 0
+    engine.on_write = wait
+    asyncio.run(leave())
     assert sum(map(len, scorer.calls)) == 1
 
 
@@ -285,32 +199,28 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
-def test_which_rows_move(
-    engine: TransformersEngine, perturb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_which_rows_move(engine: TransformersEngine, perturb: str) -> None:
     problems: list[Problem] = []
 
-    def problem(*arguments: Any, **options: Any) -> Problem:
-        problems.append(Problem(*arguments, **options))
-        return problems[-1]
+    class Recording(TideStrategy):
+        def __init__(self, problem: Problem, *arguments: Any) -> None:
+            problems.append(problem)
+            super().__init__(problem, *arguments)
 
-    monkeypatch.setattr("tide.search.base.Problem", problem)
     chat = Chat.of(MESSAGES)
     prompt = engine.encode(engine.render(chat))
     assert prompt.user_mask is not None
-    fixed, length = torch.tensor(prompt.fixed_mask), len(prompt.token_ids)
+    fixed = torch.tensor(prompt.fixed_mask)
+    options: dict[str, Any] = {"preset": "relative", "max_new_tokens": 9, "max_iterations": 2}
     detox = Detoxifier(
-        engine,
-        scorer=ReadingScorer(),
-        strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40,
-        min_new_tokens=40, perturb=perturb,
-    )  # fmt: skip
+        engine, scorer=ReadingScorer(), strategy=Recording, perturb=perturb, **options
+    )
     detox(chat)
-    (started,) = problems
-    assert len(started.x0) == length
-    usual = {"content": ~fixed, "user": torch.tensor(prompt.user_mask)}
-    if perturb in usual:
-        assert torch.equal(started.movable, usual[perturb])
+    (problem,) = problems
+    assert len(problem.x0) == len(prompt.token_ids)
+    expected = {"content": ~fixed, "user": torch.tensor(prompt.user_mask)}
+    if perturb in expected:
+        assert torch.equal(problem.movable, expected[perturb])
     else:
-        assert int(started.movable.sum()) == 3
-        assert not started.movable[fixed].any()
+        assert int(problem.movable.sum()) == 3
+        assert not problem.movable[fixed].any()
