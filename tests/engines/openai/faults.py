@@ -44,6 +44,7 @@ LIES: dict[str, Tell] = {
     "an empty reason": changed(-1, finish_reason=""),
     "nothing": lambda events: told(),
     "an unknown reason": changed(-1, finish_reason="error"),
+    "an unknown reason before a normal end": changed(1, finish_reason="error"),
     "a filter": changed(-1, finish_reason="content_filter"),
     "a tool": changed(-1, finish_reason="tool_calls"),
     "a function": changed(-1, finish_reason="function_call"),
@@ -61,6 +62,9 @@ LIES: dict[str, Tell] = {
     "the other half": changed(1, text=" \ude00"),
     "half a character at the end": changed(-1, text=" \ud83d"),
     "an error": raw(b'data: {"error": {"message": "out of memory"}}\n\n', DONE),
+    "an error before a normal end": lambda events: told(
+        *events[:-1], {"error": {"message": "out of memory"}}, events[-1]
+    ),
     "an error of older vLLM": raw(b'data: {"object": "error", "message": "too long"}\n\n', DONE),
 }
 
