@@ -45,7 +45,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
-    own = {
+    others = {
         "close",
         "check",
         "check_sampling",
@@ -55,7 +55,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "supports_continuation",
         "check_prompt",
     }
-    assert set(calls) == {name for name in methods if name[0] != "_"} - own
+    assert set(calls) == {name for name in methods if name[0] != "_"} - others
     for name, arguments in calls.items():
         with pytest.raises(EngineError, match="closed; make a new one"):
             asyncio.run(_whole(getattr(engine, name), *arguments))
@@ -170,7 +170,7 @@ def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
             assert alike[0] == token
             assert len(alike) <= MOST_SPELLINGS
             assert HALF not in text or alike == (token,)
-            for other in engine.texts([[one] for one in alike]):
+            for other in engine.texts([[token_id] for token_id in alike]):
                 assert other.strip().casefold() == text.strip().casefold()
 
 
@@ -233,12 +233,15 @@ def test_what_is_banned_where_a_text_stood(
 def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
     with ByteEngine() as engine:
         (ids,) = engine.tokenize(["The weather"])
-        own, later = Sampling(max_new_tokens=30), 0
+        sampling, later = Sampling(max_new_tokens=30), 0
         for seed in range(6):
-            plain = Request(ids, own, seed)
+            plain = Request(ids, sampling, seed)
             whole, other = (
-                asyncio.run(engine.complete([one]))[0]
-                for one in (plain, replace(plain, banned_token_ids=(5,), banned_first_ids=(3, 4)))
+                asyncio.run(engine.complete([request]))[0]
+                for request in (
+                    plain,
+                    replace(plain, banned_token_ids=(5,), banned_first_ids=(3, 4)),
+                )
             )
             first = whole.token_ids[0]
             request = replace(plain, banned_first_ids=(first,), piece_tokens=7)

@@ -63,8 +63,8 @@ def test_a_tokenizer_with_its_own_way_to_decode_is_asked(tmp_path: Path) -> None
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama"))
 
     class Own(type(engine.tokenizer)):  # type: ignore[misc]
-        def _decode(self, *given: object, **options: object) -> str:
-            return str(super()._decode(*given, **options)).replace("o", "0")
+        def _decode(self, *arguments: object, **options: object) -> str:
+            return str(super()._decode(*arguments, **options)).replace("o", "0")
 
     ids = engine.tokenizer.encode("so far", add_special_tokens=False)
     engine.tokenizer.__class__ = Own

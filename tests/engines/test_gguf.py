@@ -71,9 +71,9 @@ def read(model: object) -> tuple[list[int], torch.Tensor]:
 def test_a_file_is_read_as_its_model(quantisation: str, error: float, tmp_path: Path) -> None:
     file = tmp_path / "small.gguf"
     convert(pocket.CHAT, file, quantisation)
-    (ids, found), (expected, logits) = read(file), read(pocket.CHAT)
+    (ids, converted), (expected, logits) = read(file), read(pocket.CHAT)
     assert ids == expected
-    assert float((found - logits).abs().max()) <= error * float(logits.abs().max())
+    assert float((converted - logits).abs().max()) <= error * float(logits.abs().max())
 
 
 def test_it_is_converted_once_and_known_by_its_folder(

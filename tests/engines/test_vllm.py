@@ -101,8 +101,8 @@ def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | 
     async def generate(prompt: Any, values: dict[str, Any], name: str) -> AsyncGenerator[Any, None]:
         got.append((prompt, values, name))
         for ids, reason in (([5, 6], None), ([7, 0], "stop")):
-            one = SimpleNamespace(token_ids=ids, finish_reason=reason, stop_reason=None)
-            yield SimpleNamespace(outputs=[one])
+            output = SimpleNamespace(token_ids=ids, finish_reason=reason, stop_reason=None)
+            yield SimpleNamespace(outputs=[output])
 
     kinds = SimpleNamespace(FINAL_ONLY="final", DELTA="delta")
     monkeypatch.setattr(
@@ -112,9 +112,9 @@ def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | 
     engine.name, engine.dtype, engine._numbers = "m", torch.float16, count()
     engine._vllm = SimpleNamespace(SamplingParams=dict)
     engine._engine = SimpleNamespace(generate=generate)
-    own = Sampling(temperature=0.5, max_new_tokens=9, stop="x")
+    sampling = Sampling(temperature=0.5, max_new_tokens=9, stop="x")
     requests = [
-        Request([1, 2], own, 11, banned_token_ids=(3, 4), piece_tokens=size),
+        Request([1, 2], sampling, 11, banned_token_ids=(3, 4), piece_tokens=size),
         Request(torch.zeros(2, 4), Sampling(temperature=0.0), 11, piece_tokens=size),
     ]
 
@@ -169,10 +169,10 @@ def test_probes_are_sent_as_ids_and_with_each_scaling() -> None:
     ],
 )
 def test_what_counts_as_the_same(plain: list[FirstToken], problem: str | None) -> None:
-    found, _ = compared(BY_IDS, [*plain, *OTHER, *OTHER])
-    assert (found is None) if problem is None else (problem in str(found))
+    told, _ = compared(BY_IDS, [*plain, *OTHER, *OTHER])
+    assert (told is None) if problem is None else (problem in str(told))
 
 
 def test_a_scaling_is_named() -> None:
-    found, _ = compared(BY_IDS, [*OTHER, *BY_IDS, *OTHER])
-    assert "multiplied by 8;" in str(found)
+    told, _ = compared(BY_IDS, [*OTHER, *BY_IDS, *OTHER])
+    assert "multiplied by 8;" in str(told)

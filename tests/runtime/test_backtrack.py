@@ -136,40 +136,6 @@ def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngi
     assert results[0] == results[1]
 
 
-def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:
-    words = first_words(engine, 6).split()
-    forgetful = TransformersEngine("pocket", prefix_tokens=0)
-    results = [
-        Detoxifier(model, scorer=Refusing(*words[2:5]), strategy="backtrack", temperature=0.5)(
-            PROMPT
-        )
-        for model in (engine, forgetful)
-    ]
-    forgetful.close()
-    first, second = ([evaluation.text for evaluation in result.trace] for result in results)
-    assert first == second
-
-
-def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 60, "min_new_tokens": 60}
-    settings["toxicity_threshold"] = 0.5  # other texts score 0.05, below half of it
-    plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
-    words = plain.text.split()
-    word = next(word.lower() for word in words[12:] if word.isalpha() and len(word) > 3)
-    scorer = Refusing(word)
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
-    result = detox(PROMPT)
-    assert result.accepted
-    assert word not in result.text.lower().split()
-    assert "continuation" in [evaluation.role for evaluation in result.trace]
-    assert result.text.split()[:8] == words[:8]  # passed text stays
-    parts = []
-    with detox.stream(PROMPT) as stream:
-        parts = list(stream)
-    assert "".join(parts) == stream.result.text
-    assert all(any(part in text for text in scorer.seen) for part in parts)
-
-
 def test_search_counts_the_prompt_for_each_evaluation(engine: TransformersEngine) -> None:
     (prompt,) = engine.tokenize([PROMPT])
     options: dict[str, Any] = {"strategy": "tide", "preset": "relative", "max_iterations": 2}

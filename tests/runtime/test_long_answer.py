@@ -24,7 +24,6 @@ from tests.runtime.world import (
 )
 from tide.core.errors import (
     DeadlineError,
-    ScorerBrokenError,
     ScorerError,
     UnresolvedError,
 )
@@ -167,15 +166,6 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
     detox = story(never, FakeScorer(dying))
     with pytest.raises(ScorerError, match="out of memory"):
         detox(PROMPT)
-
-    def dead_after_one_call(text: str) -> float:
-        if len(scorer.calls) > 1:
-            raise RuntimeError("out of memory")
-        return 0.1
-
-    scorer = FakeScorer(dead_after_one_call)
-    with pytest.raises(ScorerBrokenError, match="out of memory"):
-        list(story(never, scorer).map([PROMPT, "one more prompt here"]))
 
 
 def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:

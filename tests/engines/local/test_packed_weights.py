@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import pytest
 import torch
@@ -23,10 +22,10 @@ needs_bfloat16 = pytest.mark.skipif(
 
 def layer(kind: str, bias: bool) -> nn.Module:
     torch.manual_seed(0)
-    made = nn.Linear(48, 80, bias=bias) if kind == "linear" else Conv1D(80, 48)
+    built = nn.Linear(48, 80, bias=bias) if kind == "linear" else Conv1D(80, 48)
     if bias:
-        nn.init.normal_(made.bias)
-    return made.requires_grad_(False)
+        nn.init.normal_(built.bias)
+    return built.requires_grad_(False)
 
 
 def is_packed(module: nn.Module) -> bool:
@@ -101,21 +100,10 @@ def test_a_sped_up_model_computes_the_same(kind: str, dtype: str) -> None:
     packed_weights.speed_up(model)
     assert list(model.state_dict()) == names
     assert is_packed(model.get_output_embeddings()) == packed_weights._can_pack()
-    fused = [one for one in model.modules() if type(one) is NewGELUActivation]
+    fused = [module for module in model.modules() if type(module) is NewGELUActivation]
     assert all(map(is_packed, fused))
     assert bool(fused) == (kind == "gpt2")
     after = model(ids).logits
     if dtype == "float32":
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     assert (after - exact).norm() <= 1.1 * (before - exact).norm() + 1e-4
-
-
-def test_caches_of_shapes_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, chosen = packed_weights._CACHES
-    # Set first, so that monkeypatch restores both at the end.
-    monkeypatch.setenv(small, "")
-    monkeypatch.delenv(small)
-    monkeypatch.setenv(chosen, "7")
-    packed_weights.speed_up(nn.Linear(4, 4))
-    assert int(os.environ[small]) == packed_weights._CACHES[small]
-    assert os.environ[chosen] == "7"  # a user's value stays

@@ -52,11 +52,11 @@ def engine(
 def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersEngine) -> None:
     """Also if the text is longer than a sliding window, and beside other rows."""
     ids = list(range(10, 40))
-    own = Sampling(temperature=0.0, max_new_tokens=12, min_new_tokens=12)
-    handle, other = engine.prefix_cache(), Request(list(range(50, 70)), own)
+    handle = engine.prefix_cache()
+    other = Request(list(range(50, 70)), Sampling(temperature=0.0, max_new_tokens=12))
 
     def written(prompt: Sequence[int], tokens: int, handle: object) -> Completion:
-        sampling = own.model_copy(update={"max_new_tokens": tokens, "min_new_tokens": tokens})
+        sampling = Sampling(temperature=0.0, max_new_tokens=tokens, min_new_tokens=tokens)
         asked = [Request(prompt, sampling, prefix_cache=handle), other]
         return engine.portal.run(engine.complete, asked)[0]
 

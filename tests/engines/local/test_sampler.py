@@ -19,14 +19,19 @@ Rows = list[tuple[Sampling, int]]
 
 def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     """Shape (steps, seeds, vocabulary)."""
-    tokens, own = torch.arange(vocabulary, dtype=torch.int32), [NoiseKeys(seed) for seed in seeds]
-    keys = torch.tensor([[one[step] for one in own] for step in range(steps)], dtype=torch.int32)
+    tokens, noises = (
+        torch.arange(vocabulary, dtype=torch.int32),
+        [NoiseKeys(seed) for seed in seeds],
+    )
+    keys = torch.tensor(
+        [[noise_keys[step] for noise_keys in noises] for step in range(steps)], dtype=torch.int32
+    )
     return gumbel_noise(keys.transpose(1, 2)[..., None], tokens).numpy()
 
 
 def sampler_of(rows: Rows) -> Sampler:
     sampler = Sampler(CPU)
-    sampler.enter([own for own, _ in rows], [seed for _, seed in rows])
+    sampler.enter([sampling for sampling, _ in rows], [seed for _, seed in rows])
     return sampler
 
 
@@ -67,8 +72,8 @@ def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
 
 
 def keep_likely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    own = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
-    return sampler_of([(own, number) for number in range(len(logits))]).warp(logits)
+    sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
+    return sampler_of([(sampling, number) for number in range(len(logits))]).warp(logits)
 
 
 def test_top_k_and_top_p_by_hand() -> None:
@@ -161,21 +166,21 @@ def test_rows_enter_and_leave_at_any_step(
         sampler.keep(order)
         rows = [rows[i] for i in order]
         sampler.enter(
-            [own for own, *_ in entering],
+            [sampling for sampling, *_ in entering],
             [seed for _, seed, _ in entering],
             [[seed, 7] for _, seed, _ in entering],
             [never for *_, never in entering],
         )
-        for own, seed, never in entering:
+        for sampling, seed, never in entering:
             alone = Sampler(CPU, stops)
-            alone.enter([own], [seed], [[seed, 7]], [never])
+            alone.enter([sampling], [seed], [[seed, 7]], [never])
             rows.append((alone, never))
         if not rows:
             continue
         logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
         expected = [
-            int(one.draw(one.warp(one.prepare(own[None].clone())))[0])
-            for (one, _), own in zip(rows, logits, strict=True)
+            int(alone.draw(alone.warp(alone.prepare(row_logits[None].clone())))[0])
+            for (alone, _), row_logits in zip(rows, logits, strict=True)
         ]
         drawn = sampler.draw(sampler.warp(sampler.prepare(logits)))[0].tolist()
         assert drawn == expected
@@ -188,16 +193,16 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
     logits = torch.zeros(3, 40)
     logits[:, [5, 9]] = 50.0
     sampler = Sampler(CPU)
-    own = Sampling(temperature=temperature, max_new_tokens=30)
-    sampler.enter([own] * 3, [1, 2, 3], banned=[[5], [5, 9], []])
+    sampling = Sampling(temperature=temperature, max_new_tokens=30)
+    sampler.enter([sampling] * 3, [1, 2, 3], banned=[[5], [5, 9], []])
     for _ in range(30):
-        given = logits.clone()
-        first, second, third = sampler.draw(sampler.warp(sampler.prepare(given)))[0].tolist()
+        masked = logits.clone()
+        first, second, third = sampler.draw(sampler.warp(sampler.prepare(masked)))[0].tolist()
         assert first == 9
         assert second not in (5, 9)
         assert third in (5, 9)
-        assert given[0, 5] == given[1, 5] == given[1, 9] == -torch.inf
-        assert given[2].max() == 50.0
+        assert masked[0, 5] == masked[1, 5] == masked[1, 9] == -torch.inf
+        assert masked[2].max() == 50.0
 
 
 @pytest.mark.parametrize("width", [7, 2 * _MANY])  # a sampler draws in two ways

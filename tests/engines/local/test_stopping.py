@@ -52,12 +52,12 @@ def written(
 
 def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any) -> list[int]:
     """The tokens that `generate` adds, without the token that ends the text."""
-    given = {"max_new_tokens": LENGTH, "do_sample": False, "pad_token_id": 2} | options
+    arguments = {"max_new_tokens": LENGTH, "do_sample": False, "pad_token_id": 2} | options
     if "input_ids" not in inputs:
         inputs = inputs | {"attention_mask": torch.ones(inputs["inputs_embeds"].shape[:2]).long()}
     inputs = {name: tensor.to(engine.device) for name, tensor in inputs.items()}
     with torch.inference_mode():
-        ids = engine.model.generate(**inputs, **given)[0].tolist()
+        ids = engine.model.generate(**inputs, **arguments)[0].tolist()
     new = ids[inputs["input_ids"].shape[1] :] if "input_ids" in inputs else ids
     stop = int(engine.stop_ids[0])
     return new[: new.index(stop)] if stop in new else new
@@ -108,16 +108,16 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
 
 def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
     """`generate` leaves the stop string in the text; our text ends before it."""
-    wholes = [one.text for one in written(engine, greedy())]
+    wholes = [completion.text for completion in written(engine, greedy())]
     for whole in wholes:
         stop = whole[len(whole) // 2 :][:3]
         if not stop or "\ufffd" in stop:
             continue
         stopped = written(engine, greedy(stop=(stop,)))
-        for x, one in zip(engine.embed(PROMPTS), stopped, strict=True):
+        for x, completion in zip(engine.embed(PROMPTS), stopped, strict=True):
             inputs = {"inputs_embeds": x[None]}
             ids = generated(engine, inputs, stop_strings=[stop], tokenizer=engine.tokenizer)
-            assert one.text == engine.texts([ids])[0].partition(stop)[0]
+            assert completion.text == engine.texts([ids])[0].partition(stop)[0]
 
 
 def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: TransformersEngine) -> None:
@@ -127,25 +127,29 @@ def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: Transformer
     for first in (3, 4, 7, 11):
         begin, end = len(pieces[first]) - 1, len(pieces[first + 2]) - 1
         stop = whole.text[begin:end]
-        (one,) = written(pocket, greedy(min_new_tokens=LENGTH, stop=("never", stop)), PROMPTS[1:2])
-        assert one.text == whole.text.partition(stop)[0]
-        assert one.finish_reason == "stop"
-        held = pocket.texts([one.token_ids])[0]
-        assert held.startswith(one.text)
-        assert not one.token_ids or len(pocket.texts([one.token_ids[:-1]])[0]) < len(one.text)
+        (completion,) = written(
+            pocket, greedy(min_new_tokens=LENGTH, stop=("never", stop)), PROMPTS[1:2]
+        )
+        assert completion.text == whole.text.partition(stop)[0]
+        assert completion.finish_reason == "stop"
+        held = pocket.texts([completion.token_ids])[0]
+        assert held.startswith(completion.text)
+        assert not completion.token_ids or len(pocket.texts([completion.token_ids[:-1]])[0]) < len(
+            completion.text
+        )
 
 
 def test_text_that_begins_with_a_stop_string_is_empty(pocket: TransformersEngine) -> None:
     (whole,) = written(pocket, greedy(), PROMPTS[:1])
-    (one,) = written(pocket, greedy(stop=whole.text[:2], min_new_tokens=9), PROMPTS[:1])
-    assert one == Completion("", (), "stop")
+    (completion,) = written(pocket, greedy(stop=whole.text[:2], min_new_tokens=9), PROMPTS[:1])
+    assert completion == Completion("", (), "stop")
 
 
 def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: TransformersEngine) -> None:
     before = pocket.forward_tokens
     written(pocket, greedy(max_new_tokens=90, min_new_tokens=90))
     full = pocket.forward_tokens - before
-    texts = [one.text for one in written(pocket, greedy())]
+    texts = [completion.text for completion in written(pocket, greedy())]
     before = pocket.forward_tokens
     written(
         pocket,
@@ -193,8 +197,8 @@ def test_control_tokens_do_not_vanish_from_a_text(tmp_path: Path) -> None:
     with TransformersEngine(folder) as engine:
         (marker,) = engine.tokenizer.encode("<turn>", add_special_tokens=False)
         ids = [*engine.tokenizer.encode("fine", add_special_tokens=False), marker, 0]
-        (one,) = engine.completions([(ids, "length")], [greedy()])
-        assert one.text == "fine<turn><s>"
+        (completion,) = engine.completions([(ids, "length")], [greedy()])
+        assert completion.text == "fine<turn><s>"
         assert engine.token_texts([ids])[0][-2:] == ["<turn>", "<s>"]
         (cut,) = engine.completions([(ids, "length")], [greedy(stop="<turn>")])
         assert (cut.text, cut.finish_reason) == ("fine", "stop")

@@ -33,7 +33,9 @@ Wire = Callable[[Said], Events]
 
 
 def _events(deltas: Iterator[dict[str, Any]], reason: str) -> Events:
-    events = [{"choices": [{"index": 0, "delta": one, "finish_reason": None}]} for one in deltas]
+    events = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
     return [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]
 
 

@@ -118,8 +118,8 @@ class TextServer:
 
     def ranked(self, text: str) -> list[int]:
         """Token ids, the likeliest first."""
-        own = [hashlib.sha256(f"{text}\0{word}".encode()).digest() for word in WORDS]
-        ranks = sorted(range(len(WORDS)), key=own.__getitem__)
+        digests = [hashlib.sha256(f"{text}\0{word}".encode()).digest() for word in WORDS]
+        ranks = sorted(range(len(WORDS)), key=digests.__getitem__)
         if self.favourite is not None:
             ranks.remove(favourite := WORDS.index(self.favourite))
             ranks.insert(0, favourite)
@@ -127,20 +127,20 @@ class TextServer:
 
     def written(self, text: str, body: dict[str, Any]) -> tuple[list[str], str]:
         bias = body.get("logit_bias") or {} if self.biased else {}
-        found: list[str] = []
+        words: list[str] = []
         for number in range(body["max_tokens"]):
             ranks = [i for i in self.ranked(text) if str(i) not in bias]
             drawn = f"{body['seed']} {number}" if body["temperature"] > 0 else ""
             few = hashlib.sha256(drawn.encode()).digest()[0] % 5 if drawn else 0
             may_end = not self.patient or number >= body.get("min_tokens", 0)
             if self.ends(text) and may_end and few == 0:
-                return found, "stop"
+                return words, "stop"
             word = WORDS[ranks[few]]
             if word in (body.get("stop") or []):
-                return found, "stop"
-            found.append(word)
+                return words, "stop"
+            words.append(word)
             text += word
-        return found, "length"
+        return words, "length"
 
     # HTTP
 
@@ -213,7 +213,7 @@ class TextServer:
             self.left += 1
 
     def _read(self, messages: list[dict[str, str]]) -> str:
-        said = "\n".join(f"{one['role']}: {one['content']}" for one in messages)
+        said = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         goes_on = self.continues and messages[-1]["role"] == "assistant"
         return said if goes_on else f"{said}\nassistant: "
 
@@ -256,14 +256,14 @@ def _with(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def _ollama(events: Events) -> Iterator[bytes]:
     """An empty finish reason before the end (its issue 4357)."""
-    return told(*(_with(one, finish_reason=_reason(one) or "") for one in events))
+    return told(*(_with(event, finish_reason=_reason(event) or "") for event in events))
 
 
 def _localai(events: Events) -> Iterator[bytes]:
     """Like Ollama; always "stop" at the end; without `text` if that is empty (`omitempty`)."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    for one in events[:-1]:
-        yield data_of({**_with(one, finish_reason=""), "usage": usage})
+    for event in events[:-1]:
+        yield data_of({**_with(event, finish_reason=""), "usage": usage})
     (last,) = events[-1]["choices"]
     yield data_of({"choices": [{"index": last["index"], "finish_reason": "stop"}], "usage": usage})
     yield from told({"choices": None, "usage": usage})
@@ -278,7 +278,7 @@ def _tgi(events: Events) -> Iterator[bytes]:
         return
     end = {"finish_reason": "eos_token", "text": "</s>"} if reason == "stop" else {}
     yield from told(
-        *(_with(one, finish_reason="") for one in events[:-1]), _with(events[-1], **end)
+        *(_with(event, finish_reason="") for event in events[:-1]), _with(events[-1], **end)
     )
 
 
@@ -297,9 +297,9 @@ def _vllm(events: Events) -> Iterator[bytes]:
 def _azure(events: Events) -> Iterator[bytes]:
     """A filter's results: for the prompt without choices, for the answer without a text."""
     safe = {"hate": {"filtered": False, "severity": "safe"}}
-    found = {"content_filter_results": safe, "finish_reason": None, "index": 0}
+    filtered = {"content_filter_results": safe, "finish_reason": None, "index": 0}
     offsets = {"check_offset": 44, "start_offset": 44, "end_offset": 198}
-    checked = {"choices": [{**found, "content_filter_offsets": offsets}], "usage": None}
+    checked = {"choices": [{**filtered, "content_filter_offsets": offsets}], "usage": None}
     prompt = {"choices": [], "prompt_filter_results": [{"content_filter_results": safe}]}
     return told(prompt, *events[:-1], checked, events[-1], checked)
 
@@ -436,9 +436,9 @@ def _ids(text: str) -> list[int]:
     """The model's words as their ids; other characters each as an id after these."""
     ids = []
     while text:
-        found = [word for word in WORDS if text.startswith(word)]
-        word = max(found, key=len, default=text[0])
-        ids.append(WORDS.index(word) if found else len(WORDS) + ord(word))
+        words = [word for word in WORDS if text.startswith(word)]
+        word = max(words, key=len, default=text[0])
+        ids.append(WORDS.index(word) if words else len(WORDS) + ord(word))
         text = text[len(word) :]
     return ids
 

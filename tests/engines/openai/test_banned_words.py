@@ -17,14 +17,14 @@ VOCABULARY = ["\n", *SPELLED, *" aAdD", " a", " A", " \u05e9", *"\u05e9\u05dc\u4
 async def tokenize(text: str) -> list[int]:
     ids = []
     while text:
-        token = max((one for one in VOCABULARY if text.startswith(one)), key=len)
+        token = max((token for token in VOCABULARY if text.startswith(token)), key=len)
         ids.append(VOCABULARY.index(token))
         text = text[len(token) :]
     return ids
 
 
 async def detokenize(ids: Sequence[int]) -> str:
-    return "".join(VOCABULARY[one] for one in ids)
+    return "".join(VOCABULARY[token] for token in ids)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ async def detokenize(ids: Sequence[int]) -> str:
 )
 def test_what_is_banned_for_a_word(word: str, banned: set[str]) -> None:
     held = TokenSource("here", tokenize, detokenize)
-    assert {VOCABULARY[one] for one in asyncio.run(held.ids([word]))} == banned
+    assert {VOCABULARY[token] for token in asyncio.run(held.ids([word]))} == banned
 
 
 def test_few_spellings_are_banned_at_once() -> None:

@@ -35,25 +35,25 @@ def server() -> Iterator[TextServer]:
 
 @pytest.fixture
 def connect(server: TextServer) -> Iterator[Connect]:
-    made: list[OpenAIEngine] = []
+    engines: list[OpenAIEngine] = []
 
     def make(**options: Any) -> OpenAIEngine:
         options = {"base_url": server.url, "deadline": 10.0, **options}
         engine = load_engine("openai", "tiny", **options)
         assert isinstance(engine, OpenAIEngine)
-        made.append(engine)
+        engines.append(engine)
         server.requests.clear()
         return engine
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.close()
 
 
 def texts(engine: OpenAIEngine, sampling: Sampling, **more: Any) -> list[str]:
     rows = engine.tokenize(PROMPTS)
     requests = [Request(ids, sampling, seed=i, **more) for i, ids in enumerate(rows)]
-    return [one.text for one in asyncio.run(engine.complete(requests))]
+    return [completion.text for completion in asyncio.run(engine.complete(requests))]
 
 
 def model_says(server: TextServer, prompt: str, body: dict[str, Any]) -> str:
@@ -64,13 +64,15 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
     engine = connect()
     for cut in (0, 1, 3, 1000):  # characters in an event
         server.cut = cut
-        found = completed(engine, engine.tokenize(PROMPTS), GREEDY, [0, 1, 2])
-        assert [one.text for one in found] == [model_says(server, one, {}) for one in PROMPTS]
-        assert {one.finish_reason for one in found} == {"length"}
-        assert all(engine.texts([one.token_ids]) == [one.text] for one in found)
+        completions = completed(engine, engine.tokenize(PROMPTS), GREEDY, [0, 1, 2])
+        expected = [model_says(server, prompt, {}) for prompt in PROMPTS]
+        assert [completion.text for completion in completions] == expected
+        assert {completion.finish_reason for completion in completions} == {"length"}
+        for completion in completions:
+            assert engine.texts([completion.token_ids]) == [completion.text]
         assert texts(engine, DRAWN) == [
-            model_says(server, one, {"temperature": 1.0, "seed": i})
-            for i, one in enumerate(PROMPTS)
+            model_says(server, prompt, {"temperature": 1.0, "seed": i})
+            for i, prompt in enumerate(PROMPTS)
         ]
     (body, *_) = server.requests
     assert body["prompt"] in PROMPTS
@@ -98,8 +100,8 @@ def test_stop_strings(connect: Connect, server: TextServer) -> None:
     (whole,) = completed(engine, [ids], GREEDY, [0])
     word = engine.token_texts([whole.token_ids])[0][6]
     stopped = GREEDY.model_copy(update={"stop": (word,)})
-    (found,) = completed(engine, [ids], stopped, [0])
-    assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
+    (completion,) = completed(engine, [ids], stopped, [0])
+    assert (completion.text, completion.finish_reason) == (whole.text.split(word)[0], "stop")
     assert server.requests[-1]["stop"] == [word]
 
 
@@ -110,25 +112,25 @@ def held_back(engine: OpenAIEngine, times: int = 4) -> list[str]:
     """Ban words one after another, as a repair does; returns the greedy texts without them."""
     never: tuple[int, ...] = ()
     for _ in range(times):
-        found = texts(engine, GREEDY, banned_token_ids=never)
-        (ids,) = engine.tokenize([found[0]])
+        answers = texts(engine, GREEDY, banned_token_ids=never)
+        (ids,) = engine.tokenize([answers[0]])
         never += (ids[2],)
-    found = texts(engine, GREEDY, banned_token_ids=never)
+    answers = texts(engine, GREEDY, banned_token_ids=never)
     words = {word.strip().casefold() for word in engine.token_texts([never])[0]}
-    for text in found:
-        written = engine.token_texts(engine.tokenize([text]))[0]
-        assert not words & {word.strip().casefold() for word in written}
-    return found
+    for text in answers:
+        pieces = engine.token_texts(engine.tokenize([text]))[0]
+        assert not words & {word.strip().casefold() for word in pieces}
+    return answers
 
 
 def test_words_are_held_back_by_their_tokens(connect: Connect, server: TextServer) -> None:
     engine = connect()
     assert "logit_bias (the server's /tokenize)" in engine.capability_notes
-    found = held_back(engine)
+    written = held_back(engine)
     bias = server.requests[-1]["logit_bias"]
     assert set(bias.values()) == {-100.0}
     by_prompt = [model_says(server, prompt, {"logit_bias": bias}) for prompt in PROMPTS]
-    assert found == by_prompt  # nothing was redrawn
+    assert written == by_prompt  # nothing was redrawn
 
 
 def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> None:
@@ -148,10 +150,10 @@ def test_words_are_drawn_again_where_a_bias_does_not_work(
         engine = connect()
     assert "by redrawing text" in engine.capability_notes
     assert ("does not work" in caplog.text) == ("biased" in options)
-    found = held_back(engine)
-    assert all(found)
+    written = held_back(engine)
+    assert all(written)
     assert any(body["temperature"] > 0 for body in server.requests)  # redrawn hotter
-    assert held_back(engine) == found
+    assert held_back(engine) == written
 
 
 def test_a_server_that_writes_nothing_else(connect: Connect, server: TextServer) -> None:
@@ -159,10 +161,10 @@ def test_a_server_that_writes_nothing_else(connect: Connect, server: TextServer)
     engine = connect()
     server.written = lambda text, body: ([" dull"] * body["max_tokens"], "length")  # type: ignore[method-assign]
     (dull,) = engine.tokenize([" dull"])[0]
-    (found,) = asyncio.run(
+    (completion,) = asyncio.run(
         engine.complete([Request(engine.tokenize(["kind"])[0], GREEDY, banned_token_ids=(dull,))])
     )
-    assert found == Completion("", (), "content_filter")
+    assert completion == Completion("", (), "content_filter")
     assert len(server.requests) < 12
 
 
@@ -192,9 +194,9 @@ def test_an_end_that_comes_too_early(
     server.ends = lambda _: True
     assert texts(engine, GREEDY) == ["", "", ""]
     server.requests.clear()
-    found = texts(engine, LEAST)
-    assert all(len(words) >= 5 for words in engine.token_texts(engine.tokenize(found)))
-    assert texts(engine, LEAST) == found
+    written = texts(engine, LEAST)
+    assert all(len(words) >= 5 for words in engine.token_texts(engine.tokenize(written)))
+    assert texts(engine, LEAST) == written
     # A server without `min_tokens` is asked again at a higher temperature.
     assert any(body["temperature"] > 0 for body in server.requests) == bool(options)
     assert any("min_tokens" in body for body in server.requests) != bool(options.get("strict"))
@@ -206,8 +208,8 @@ def test_an_end_in_a_chat_that_is_one_block(connect: Connect, server: TextServer
     server.ends = lambda text: text.endswith("assistant: ")
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
     assert completed(engine, [prompt], GREEDY, [0]) == [Completion("", (), "stop")]
-    (found,) = completed(engine, [prompt], LEAST, [0])
-    assert len(found.token_ids) >= 5
+    (completion,) = completed(engine, [prompt], LEAST, [0])
+    assert len(completion.token_ids) >= 5
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
 
@@ -225,8 +227,8 @@ def test_stop_strings_before_the_least(connect: Connect, server: TextServer) -> 
     (ids,) = engine.tokenize(PROMPTS[:1])
     (whole,) = completed(engine, [ids], GREEDY, [0])
     word = engine.token_texts([whole.token_ids])[0][2]
-    (found,) = completed(engine, [ids], LEAST.model_copy(update={"stop": (word,)}), [0])
-    assert (found.text, found.finish_reason) == (whole.text.split(word)[0], "stop")
+    (completion,) = completed(engine, [ids], LEAST.model_copy(update={"stop": (word,)}), [0])
+    assert (completion.text, completion.finish_reason) == (whole.text.split(word)[0], "stop")
     assert {body["temperature"] for body in server.requests} == {0.0}
 
 
@@ -276,9 +278,11 @@ def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextS
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
     (whole,) = completed(engine, [prompt], GREEDY, [0])
     (held,) = engine.tokenize([engine.token_texts([whole.token_ids])[0][5]])[0:1]
-    (found,) = asyncio.run(engine.complete([Request(prompt, GREEDY, banned_token_ids=tuple(held))]))
-    assert not set(held) & set(found.token_ids)
-    assert found.text
+    (completion,) = asyncio.run(
+        engine.complete([Request(prompt, GREEDY, banned_token_ids=tuple(held))])
+    )
+    assert not set(held) & set(completion.token_ids)
+    assert completion.text
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
 
@@ -437,10 +441,10 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
         return await asyncio.gather(*asked, return_exceptions=True)
 
     began = time.monotonic()
-    found = asyncio.run(ask())
+    errors = asyncio.run(ask())
     assert time.monotonic() - began < 60  # the flood has no end
-    assert all(isinstance(one, EngineError | CompletionError) for one in found), found
-    assert all(server.url in str(one) for one in found)
+    assert all(isinstance(error, EngineError | CompletionError) for error in errors), errors
+    assert all(server.url in str(error) for error in errors)
 
 
 def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer) -> None:

@@ -35,16 +35,16 @@ def answered(
 
     async def all_pieces() -> list[Piece]:
         async with aclosing(engine.write(Request(ids, sampling, **more))) as pieces:
-            return [one async for one in pieces]
+            return [piece async for piece in pieces]
 
     pieces = asyncio.run(all_pieces())
-    assert all(one.parts == Parts() for one in pieces[:-1])
-    (text,) = engine.texts([[i for one in pieces for i in one.token_ids]])
+    assert all(piece.parts == Parts() for piece in pieces[:-1])
+    (text,) = engine.texts([[i for piece in pieces for i in piece.token_ids]])
     return text, pieces[-1].parts, pieces[-1].finish_reason
 
 
 def calls_of(parts: Parts) -> list[tuple[str, str]]:
-    return [(one.name, one.arguments) for one in parts.tool_calls]
+    return [(call.name, call.arguments) for call in parts.tool_calls]
 
 
 SAID = Said(
@@ -66,7 +66,7 @@ def test_calls_and_reasoning_of_every_server(
     text, parts, reason = answered(text_engine, Chat.of([USER], ASKS))
     assert (text, parts.reasoning, reason) == (SAID.text, SAID.reasoning, "stop")
     assert calls_of(parts) == list(SAID.calls)
-    assert [one.id for one in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
+    assert [call.id for call in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
 
 
 def test_a_request_is_passed_on_as_it_is(
@@ -102,9 +102,9 @@ def delta(**parts: Any) -> dict[str, Any]:
 
 
 def call(index: Any, **parts: Any) -> dict[str, Any]:
-    given = {} if index is None else {"index": index}
+    fields = {} if index is None else {"index": index}
     function = {name: parts.pop(name) for name in ("name", "arguments") if name in parts}
-    return {**given, **parts, "function": function}
+    return {**fields, **parts, "function": function}
 
 
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
@@ -139,7 +139,10 @@ END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
 def test_calls_are_put_together_by_index_and_id(
     text_engine: OpenAIEngine, text_server: TextServer, deltas: Any, calls: list[tuple[str, str]]
 ) -> None:
-    text_server.message = lambda body: [*(delta(tool_calls=one) for one in deltas), END]
+    text_server.message = lambda body: [
+        *(delta(tool_calls=calls_of_event) for calls_of_event in deltas),
+        END,
+    ]
     assert calls_of(answered(text_engine, Chat.of([USER], ASKS))[1]) == calls
 
 
@@ -214,8 +217,8 @@ def test_reasoning_that_the_text_begins_with(
         assert thoughts.reasoning == reasoning
     text_server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
     for asks in ({}, ASKS):
-        found, said, _ = answered(text_engine, Chat.of([USER], asks))
-        assert (found, said.reasoning) == (rest, "Before. " + reasoning)
+        answer, said, _ = answered(text_engine, Chat.of([USER], asks))
+        assert (answer, said.reasoning) == (rest, "Before. " + reasoning)
 
 
 def test_reasoning_in_both_fields_is_told_once(

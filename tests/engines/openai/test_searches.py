@@ -32,13 +32,15 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(text_engine: OpenAIE
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_broken_off_text_is_no_repair(patient: bool) -> None:
     """If the blamed word is banned, the model prefers to end: that is banned for some words."""
-    with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_url=server.url) as one:
+    with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_url=server.url) as engine:
         server.favourite = " dull"
         server.ends = lambda text: text.endswith(" is")
-        own = server.written
+        honest = server.written
         server.written = lambda text, body: (  # type: ignore[method-assign]
-            own(text, body) if "logit_bias" in body else ([" dull"] * body["max_tokens"], "length")
+            honest(text, body)
+            if "logit_bias" in body
+            else ([" dull"] * body["max_tokens"], "length")
         )
-        result = detoxifier(one, "backtrack", temperature=0.0)("The weather is")
+        result = detoxifier(engine, "backtrack", temperature=0.0)("The weather is")
         assert result.trials[0].accepted
-        assert len(one.tokenize([result.text])[0]) >= 5
+        assert len(engine.tokenize([result.text])[0]) >= 5

@@ -58,9 +58,9 @@ TGI: dict[str, Any] = {"refused": {"top_p": lambda value: value >= 1}, "tokens":
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_a_server_writes_is_read_in_its_dialect(dialect: str) -> None:
-    own = TGI if dialect == "TGI" else {}
+    options = TGI if dialect == "TGI" else {}
     with (
-        TextServer(dialect=DIALECTS[dialect], **own) as server,
+        TextServer(dialect=DIALECTS[dialect], **options) as server,
         OpenAIEngine("tiny", base_url=server.url) as engine,
     ):
         for top_p, ends in ((1.0, lambda _: False), (0.9, lambda text: text.count(" ") > 5)):
@@ -127,9 +127,9 @@ def results_of(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone(server: TextServer, engine: OpenAIEngine) -> list[Result]:
-    found = results_of(engine, PROMPTS)
-    assert any(len(result.best.trace) > 1 for result in found)
-    return found
+    results = results_of(engine, PROMPTS)
+    assert any(len(result.best.trace) > 1 for result in results)
+    return results
 
 
 @pytest.mark.parametrize("fault", ["a number", "HTTP 500"])
@@ -139,11 +139,11 @@ def test_one_prompt_of_many_fails_alone(
     server.faults = {"broken": FAULTS[fault]}
     server.requests.clear()
     spoiled = [*PROMPTS[:POSITION], "The broken weather is", *PROMPTS[POSITION + 1 :]]
-    found = results_of(engine, spoiled)
-    failed = found.pop(POSITION)
+    results = results_of(engine, spoiled)
+    failed = results.pop(POSITION)
     assert isinstance(failed, CompletionError)
     assert str(failed).startswith(f"prompt {POSITION}: {server.url}: ")
-    assert found == [*alone[:POSITION], *alone[POSITION + 1 :]]
+    assert results == [*alone[:POSITION], *alone[POSITION + 1 :]]
     assert engine.available
     assert sum("broken" in str(body.get("prompt")) for body in server.requests) <= 5
 
