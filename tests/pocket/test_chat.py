@@ -16,14 +16,6 @@ from tide.engines.base import Completion
 from tide.engines.local.engine import TransformersEngine
 from tide.pocket import CHAT
 
-MESSAGES = (
-    "What do you think of the new railway station?",
-    "I do not understand why you deleted my article.",
-    "My brother wants to learn the guitar. Where should he begin?",
-    "The mayor promised a bridge two years ago and there is still no bridge.",
-)
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(CHAT)
@@ -32,20 +24,6 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def engine() -> TransformersEngine:
     return TransformersEngine("pocket-chat", device="cpu")
-
-
-def answers(
-    engine: TransformersEngine, tokenizer: Any, temperature: float, tokens: int = 400
-) -> list[Completion]:
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        for text in MESSAGES
-    ]
-    rows = [ids for ids in engine.tokenize(prompts) for _ in range(4)]
-    sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
-    return completed(engine, rows, sampling, range(len(rows)))
 
 
 def test_its_size_and_context(engine: TransformersEngine) -> None:
@@ -77,14 +55,3 @@ def test_the_template(tokenizer: Any) -> None:
     assert marks == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
 
 
-@pytest.mark.nightly
-def test_answers_end_by_themselves_at_some_length(
-    engine: TransformersEngine, tokenizer: Any
-) -> None:
-    written = answers(engine, tokenizer, 0.7)
-    assert sum(answer.finish_reason == "stop" for answer in written) >= 0.9 * len(written)
-    assert 40 <= fmean(len(answer.token_ids) for answer in written) <= 200
-    assert not any("<|" in answer.text for answer in written)
-    assert len({answer.text for answer in written}) == len(written)
-    first, again = (answers(engine, tokenizer, 0.7, 20) for _ in range(2))
-    assert first == again

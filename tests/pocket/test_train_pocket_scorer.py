@@ -10,16 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models.train_pocket_scorer import (
-    ORDINARY_SHARE,
     fit_knots,
-    matrix,
-    mixture,
     prose_part,
     read_ordinary,
 )
 from scipy.special import expit, logit
 
-from tests.scorers.test_pocket import vectorizer
 from tide.scorers.pocket import calibrated
 
 
@@ -47,15 +43,6 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):
         texts = [text for part in found for text in part[kind]]
         assert len(texts) == len(set(texts)) == count
-
-
-def test_rows_are_what_the_vectorizer_makes_and_a_mixture_has_its_share() -> None:
-    texts = ["You are an idiot", "", "a a b", "!!"]
-    differences = matrix(texts) - vectorizer().transform(texts)
-    assert abs(differences).max() < 1e-12
-    found = mixture({"a": ["x"] * 10, "b": ["y"]}, ["c", "d"], np.array([1.0, 0.0]))
-    assert found.counts.sum() == pytest.approx(1.0)
-    assert found.counts[found.labels == 1].sum() == pytest.approx((1 - ORDINARY_SHARE) / 2)
 
 
 def test_knots_give_probabilities() -> None:

@@ -26,10 +26,3 @@ def test_the_wheels_stay_below_40_megabytes() -> None:
 def test_the_reference_is_what_the_script_makes_of_it() -> None:
     for name, tensor in load_file(REFERENCE / "model.safetensors").items():
         assert torch.equal(rounded(tensor, 1 / 16), tensor), name
-
-
-def test_rounding_moves_a_weight_by_less_than_a_share_of_the_spread() -> None:
-    weights = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).half() * 3
-    changed = rounded(weights, 1 / 16)
-    assert 0 < (changed - weights).abs().max() < weights.float().std() / 16
-    assert torch.equal(rounded(weights[0], 1 / 16), weights[0])

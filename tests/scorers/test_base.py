@@ -111,16 +111,6 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     assert ("ab" in sent) == (skip is not is_nearly_empty)
 
 
-def test_a_third_party_scorer_is_found_by_name() -> None:
-    REGISTRY.add("by-length", lambda: CallableScorer(by_length))
-    try:
-        assert load_scorer("by-length").name.startswith("callable:by_length@")
-        with pytest.raises(InputError, match="registered already"):
-            REGISTRY.add("pocket", by_length)
-    finally:
-        del REGISTRY._targets["by-length"]
-
-
 @pytest.mark.parametrize("kind", ["function", "method"])
 def test_an_asynchronous_scorer_is_never_quick(kind: str) -> None:
     """It could wait for the engine that waits for it."""

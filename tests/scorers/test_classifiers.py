@@ -134,14 +134,6 @@ def test_a_model_without_a_padding_token_uses_the_tokenizer_s(tmp_path: Path) ->
     assert scorer.score(TEXTS) == pytest.approx(apart, abs=1e-5)
 
 
-def test_a_folder_trained_again_is_another_scorer(tmp_path: Path) -> None:
-    names = []
-    for label in ("toxic", "toxic", "hate"):
-        names.append(load_scorer(f"hf:{save_classifier(tmp_path, ['ok', label])}").name)
-    assert names[0] == names[1]
-    assert names[0].partition("#")[0] != names[2].partition("#")[0]
-
-
 def test_labels_whose_meaning_is_not_known(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, ["LABEL_0", "LABEL_1"])
     with pytest.raises(InputError, match="no label 'D'; it has LABEL_0, LABEL_1"):

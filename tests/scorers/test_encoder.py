@@ -125,22 +125,9 @@ def test_the_file_gives_what_the_network_gave(tmp_path: Path, kind: str) -> None
     assert abs(wanted[0] - wanted[1]) > 1e-4  # order counts
 
 
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        (PIECES[1:], None),
-        ([piece for piece in PIECES if piece != "[SEP]"], r"lacks \[SEP\]"),
-        (["", *PIECES[1:2]], "lacks"),
-    ],
-)
-def test_refuses_a_vocabulary_without_marks(
-    tmp_path: Path, pieces: list[str], message: str | None
-) -> None:
-    small(tmp_path / "file.onnx", "sentence", pieces)
-    if message is None:
-        SentenceScorer(tmp_path / "file.onnx")
-        return
-    with pytest.raises(ScorerError, match=f"sentence scorer: cannot use .*{message}"):
+def test_refuses_a_vocabulary_without_marks(tmp_path: Path) -> None:
+    small(tmp_path / "file.onnx", "sentence", [piece for piece in PIECES if piece != "[SEP]"])
+    with pytest.raises(ScorerError, match=r"sentence scorer: cannot use .*lacks \[SEP\]"):
         SentenceScorer(tmp_path / "file.onnx")
 
 

@@ -53,24 +53,6 @@ def test_exchange_reader_gets_each_distinct_exchange() -> None:
     assert scorer.texts == PAIRS[:2]
 
 
-def test_exchange_reader_gets_plain_texts_without_context() -> None:
-    scorer = ExchangeScorer()
-    assert score_texts(scorer, ["Yes.", PAIRS[0]]).values.tolist() == [0.0, 0.2]
-    assert scorer.texts == [Exchange("", "Yes."), PAIRS[0]]
-
-
-def test_text_reader_gets_equal_answers_once() -> None:
-    scorer = FakeScorer()
-    score_texts(scorer, [*PAIRS, "No."])
-    assert scorer.texts == ["Yes.", "No."]
-
-
-def test_text_reader_gets_prompt_of_exchange_without_answer() -> None:
-    scorer = FakeScorer()
-    score_texts(scorer, [Exchange("a prompt", ""), Exchange(CHAT, "")])
-    assert scorer.texts == ["a prompt", "Do you agree?"]
-
-
 def test_empty_answer_is_skipped_whatever_its_context() -> None:
     for scorer in (FakeScorer(), ExchangeScorer()):
         scores = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
@@ -128,13 +110,6 @@ def test_windows_keep_their_context() -> None:
         Exchange("x" * 200, "two three"),
         Exchange("x" * 300, "one"),
     }
-
-
-def test_windows_leave_prompt_without_answer_whole() -> None:
-    scorer = ExchangeScorer()
-    prompt = Exchange("one two three four", "")
-    score_texts(WindowedScorer(scorer, 2), [prompt])
-    assert scorer.texts == [prompt]
 
 
 def test_strict_language_reads_the_answer() -> None:

@@ -45,12 +45,9 @@ class Strict:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (f"windows:{'9' * 400}:pocket", "words: Input should be"),
         ("windows", "write windows:SCORER or windows:NUMBER:SCORER"),
         ("windows:1:pocket", "words: Input should be greater than or equal to 2"),
-        ("cache:5:pocket", "unknown scorer '5'"),
         ("mean:pocket,pockt", "did you mean 'pocket'"),
-        ("chache:pocket", "did you mean 'cache'"),
         ("zzz", "known: .*detoxify, .*hf, .*pocket, .*profanity-check, .*sentence"),
         ("profanity-check:x", "takes no argument"),
         ("hf", "needs an argument"),
@@ -58,7 +55,6 @@ class Strict:
         ("max:pocket,,lexicon", "an empty entry between commas"),
         ("mine.py", r"name the class or function as well, as in mine\.py:NAME"),
         ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
-        ("tests.worlds:Nothing", "tests.worlds has no class or function 'Nothing'"),
         ("tests.scorers.test_load:Strict", "needs an argument: tests.scorers.test_load:Strict:ARG"),
         ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
         ("tests.scorers.test_load:Tuned:level=2", "Tuned: level: Input should be less than"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -71,20 +69,6 @@ def test_a_word_with_a_repeated_letter_is_read() -> None:
 )
 def test_harmless_text_with_signs_is_read_as_it_is(text: str) -> None:
     assert unmasked(text) == text
-
-
-def test_pages_and_sources_are_read_as_they_are() -> None:
-    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "src" / "tide" / "core").rglob("*.py")]
-    texts = [file.read_text("utf-8") for file in files]
-    assert len(texts) > 20
-    assert [text for text in texts if unmasked(text) != text] == []
-
-
-def test_ordinary_sentences_are_read_as_they_are(shared_data: Path) -> None:
-    path = shared_data / "corpus" / "bold_wikipedia.jsonl.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file][::4]
-    assert sum(unmasked(text) != text for text in texts) <= 1
 
 
 @pytest.mark.parametrize("name", ["pocket", "sentence", "profanity-check", "lexicon"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.probes import DISGUISES, PEOPLE, neutral_sentences
+from models.probes import DISGUISES
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
@@ -84,9 +84,6 @@ def test_columns_are_those_of_the_vectorizer(text: str) -> None:
     ("model", "area", "correlation", "agreeing"),
     [
         ("gpt2-large", 0.975, 0.89, 0.94),
-        pytest.param(*("qwen3-4b", 0.94, 0.8, 0.945), marks=pytest.mark.nightly),
-        pytest.param(*("gemma-2-2b", 0.97, 0.87, 0.935), marks=pytest.mark.nightly),
-        pytest.param(*("llama-3.1-8b", 0.97, 0.885, 0.925), marks=pytest.mark.nightly),
     ],
 )
 def test_agrees_with_recorded_perspective_scores(
@@ -126,13 +123,6 @@ def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer)
     assert (scorer.score(prose["replies"][::10]) >= 0.2).mean() <= 0.03
 
 
-def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
-    scores = scorer.score(neutral_sentences()).reshape(len(PEOPLE), -1)
-    assert scores.mean() <= 0.2
-    assert np.median(scores, axis=1).max() <= 0.5  # for every group
-    assert scores[::5].mean() <= 0.2  # groups whose names are not in the training data
-
-
 def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None:
     words = PEOPLE_FILE.read_text("ascii").split()
     words = [word for word in words if not word.endswith(("s", "y"))]  # "ladies", not "ladys"
@@ -156,11 +146,6 @@ def test_groups_that_are_not_listed_score_alike(scorer: PocketScorer) -> None:
     for sentence in ("Our neighbour is a {} and a good cook.", "There is a {} song about the sea."):
         scores = scorer.score([sentence.format(group) for group in groups])
         assert np.abs(scores[:, None] - scores[None, :]).mean() <= 0.01
-
-
-@pytest.mark.parametrize("name", ["Hancock", "Babcock", "Assange", "Titus", "Pissarro", "Sexton"])
-def test_a_name_that_no_list_holds_scores_low(name: str, scorer: PocketScorer) -> None:
-    assert scorer.score([f"I read about {name} yesterday.", f"{name} is nice."]).max() < 0.1
 
 
 @pytest.mark.parametrize(

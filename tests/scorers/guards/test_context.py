@@ -58,11 +58,6 @@ def test_last_message_loses_its_beginning() -> None:
     assert contents(cut(long, 30)) == ["onger question about rain"]
 
 
-def test_long_system_message_is_left_out_rather_than_the_question() -> None:
-    long = chat(("system", "rules " * 100), ("user", "the question"))
-    assert contents(cut(long, 20)) == ["the question"]
-
-
 roles = st.sampled_from(["system", "user", "assistant", "tool"])
 contents_of = st.text(st.sampled_from("ab \n\u00e9"), max_size=20)
 

@@ -98,15 +98,6 @@ LONG = Chat.of([
 ])  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_long_conversation_fits_the_template(name: str) -> None:
-    guard = Guard(TEMPLATES[name], family_of(name))
-    prompt = guard.prompt(Exchange(LONG, ANSWER))
-    said = ["Be brief.", "Hello.", "how can I help?", "I have a knife.", QUESTION, ANSWER]
-    places = [prompt.index(text) for text in said]
-    assert places == sorted(places)
-
-
 def test_turns_alternate_and_begin_with_the_user() -> None:
     family = FAMILIES["llama-guard"]
     assert [(turn["role"], turn["content"]) for turn in family.turns(Exchange(LONG, ANSWER))] == [

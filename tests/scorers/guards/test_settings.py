@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,38 +59,6 @@ def test_a_prompt_holds_the_context_or_the_text_alone() -> None:
     for exchange in (Exchange("", "a text"), Exchange("a text", ""), Exchange("?", "a text")):
         (message,) = text_alone.messages(text_alone.turns(exchange))
         assert message["content"] == "Bad? [a text]"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "verdicts: Field required"),
-        ('prompt = "Is it bad?"', "prompt: String should match"),
-        ("verdicts = ", "TOMLDecodeError"),
-    ],
-)
-def test_a_wrong_file_names_its_field(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(content)
-    with pytest.raises(InputError, match=f"wrong.toml: .*{message}") as caught:
-        load_scorer(f"guard:a/b#{path}")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("family", "role", "variables"),
-    [
-        ("llama-guard", "user", {}),
-        ("granite-guardian-3.3", "user", {"guardian_config": {"criteria_id": "harm"}}),
-        ("shieldgemma", "user", {"guideline": "The prompt shall not contain or seek content"}),
-        ("shieldgemma", "assistant", {"guideline": "The chatbot shall not generate content"}),
-    ],
-)
-def test_variables_of_the_chat_template(family: str, role: str, variables: dict[str, Any]) -> None:
-    known = FAMILIES[family].variables(role)
-    for name, value in variables.items():
-        assert known[name] == value or value in known[name]
-    assert bool(known) is bool(variables)
 
 
 def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:

@@ -30,11 +30,6 @@ def test_the_worst_window_counts() -> None:
     assert scorer.name.startswith(name)
 
 
-def test_windows_of_few_letters_are_scored() -> None:
-    scorer = WindowedScorer(CallableScorer(lambda texts: [1.0] * len(texts)), 2)
-    assert list(scorer.score(["a b c d e f"])) == [1.0]
-
-
 def test_an_override_acts_on_words_of_all_windows() -> None:
     scorer = WindowedScorer(NeverScorer(["bad"]), 4)
     long = "one two three four five six " * 3
