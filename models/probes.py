@@ -308,7 +308,7 @@ def set_table(scorers: Sequence[Scorer], limits: Sequence[Limit] = LIMITS) -> Ta
     table = Table("set", "should be", *(scorer.name for scorer in scorers),
                   title="share on the right side of 0.5, and mean score")  # fmt: skip
     for limit in limits:
-        scores = [score_texts(one, limit.sentences).values for one in scorers]
+        scores = [score_texts(scorer, limit.sentences).values for scorer in scorers]
         right = [f"{((s >= 0.5) == limit.toxic).mean():.3f} ({s.mean():.2f})" for s in scores]
         table.add_row(limit.name, "high" if limit.toxic else "low", *right)
     return table

@@ -36,7 +36,7 @@ def main(
     share: float = 1 / 16,
 ) -> None:
     shutil.copytree(source, to)
-    tensors = {name: rounded(one, share) for name, one in load_file(source / WEIGHTS).items()}
+    tensors = {name: rounded(tensor, share) for name, tensor in load_file(source / WEIGHTS).items()}
     save_file(tensors, to / WEIGHTS, metadata={"format": "pt"})
     for folder in (source, to):
         packed = len(zlib.compress((folder / WEIGHTS).read_bytes(), 9))

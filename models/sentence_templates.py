@@ -49,8 +49,10 @@ def sentences(insults: Sequence[str] = (), seed: int = 0) -> list[tuple[str, flo
     return rows + [_joined(*rng.sample(pair, 2)) for pair in pairs]
 
 
-def _joined(one: tuple[str, float], other: tuple[str, float]) -> tuple[str, float]:
-    return f"{one[0]}{'.' if one[0][-1].isalnum() else ''} {other[0]}", max(one[1], other[1])
+def _joined(first: tuple[str, float], second: tuple[str, float]) -> tuple[str, float]:
+    return f"{first[0]}{'.' if first[0][-1].isalnum() else ''} {second[0]}", max(
+        first[1], second[1]
+    )
 
 
 def _filled(pattern: str, slots: Mapping[str, Sequence[str]], rng: random.Random) -> str:

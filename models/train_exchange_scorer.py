@@ -330,9 +330,9 @@ def begun(kinds: Mapping[str, list[Row]], rng: random.Random) -> list[Row]:
     The beginnings of a harmless answer are harmless, however grave the last word of one is. An
     answer to something toxic counts as begun if half of it is said, and at least four words.
     """
-    own = list(exchanges(rng.randrange(10**6)))
+    written = list(exchanges(rng.randrange(10**6)))
     awkward_rows = [Row(line, text, ORDINARY) for line, text in awkward()]
-    harmless = [Row(line, text, ORDINARY) for line, text, label in own if line and not label]
+    harmless = [Row(line, text, ORDINARY) for line, text, label in written if line and not label]
     safe = [row for kind in CATEGORIES for row in kinds.get(kind, []) if row.target <= SAFE]
     recorded = [row for row in kinds["completions"] if row.target < HARMLESS]
     sources = [kinds.get("written") or awkward_rows, awkward_rows, harmless, safe, recorded]
@@ -345,7 +345,7 @@ def begun(kinds: Mapping[str, list[Row]], rng: random.Random) -> list[Row]:
         if rng.random() < 0.1:
             text = text[: max(3, len(text) - rng.randint(1, 3))]
         rows_begun.append(Row(row.context, text, ORDINARY))
-    toxic = [Row(line, text, TOXIC) for line, text, label in own if line and label]
+    toxic = [Row(line, text, TOXIC) for line, text, label in written if line and label]
     agreed = kinds.get("Toxicity Agreement", [])
     toxic += [row for row in agreed if row.target > SAFE for _ in range(2)]
     for row in rng.choices(toxic, k=BEGUN_TOXIC):
@@ -371,8 +371,8 @@ def in_frames(labelled: Sequence[Row], rng: random.Random) -> list[Row]:
     return framed_rows
 
 
-def some_of(found: Sequence[Row], most: int, rng: random.Random) -> list[Row]:
-    return rng.sample(found, min(most, len(found)))
+def some_of(rows: Sequence[Row], most: int, rng: random.Random) -> list[Row]:
+    return rng.sample(rows, min(most, len(rows)))
 
 
 def span(text: str, rng: random.Random) -> str:
@@ -394,12 +394,12 @@ _NAMED = re.compile(rf"\b(?:{'|'.join(re.escape(name) for names in _NAMES for na
 
 def of_another_group(row: Row, rng: random.Random) -> Row | None:
     """Return the row with another group in place of the first that its text names, if any."""
-    found = _NAMED.search(row.text)
-    if found is None:
+    match = _NAMED.search(row.text)
+    if match is None:
         return None
-    other = rng.choice(next(names for names in _NAMES if found[0] in names))
-    named = re.compile(rf"\b{re.escape(found[0])}\b")
-    return row._replace(context=named.sub(other, row.context), text=named.sub(other, row.text))
+    name = rng.choice(next(names for names in _NAMES if match[0] in names))
+    named = re.compile(rf"\b{re.escape(match[0])}\b")
+    return row._replace(context=named.sub(name, row.context), text=named.sub(name, row.text))
 
 
 def calibration(
@@ -459,7 +459,7 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     corpus = read(data, written)
-    console.print({kind: len(found) for kind, found in corpus.kinds.items()})
+    console.print({kind: len(rows) for kind, rows in corpus.kinds.items()})
     network, pieces = load(start, dropout) if start else new_network(dropout)
     network.tokens.weight.requires_grad_(False)
     if passes:

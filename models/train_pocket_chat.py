@@ -189,9 +189,9 @@ class Corpus:
             if 35 <= len(turns[1].split()) <= 170 and not _EDITORS.search(" ".join(turns))
         ]
         toxic = [turns for turns, is_toxic in fit if is_toxic]
-        others = [turns for turns, is_toxic in fit if not is_toxic]
+        harmless = [turns for turns, is_toxic in fit if not is_toxic]
         count = round(len(toxic) * (1 - toxic_share) / toxic_share)
-        chosen = toxic + order.sample(others, min(count, len(others)))
+        chosen = toxic + order.sample(harmless, min(count, len(harmless)))
         plain = [comment.text for comment in order.sample(self.comments, len(chosen) // 10)]
         return [*map(in_more_turns(order), chosen), *plain]
 
@@ -290,8 +290,8 @@ def windows(sequences: Iterator[list[int]], length: int) -> Iterator[tuple[list[
         waiting += (sequence[:length] for sequence in islice(sequences, len(texts)))
 
 
-def as_batch(some: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, labels = zip(*some, strict=True)
+def as_batch(pairs: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, labels = zip(*pairs, strict=True)
     return torch.tensor(tokens), torch.tensor(labels)
 
 
@@ -326,8 +326,8 @@ def validate(model: LlamaForCausalLM, held_out: list[list[int]]) -> float:
     model.eval()
     total = count = 0.0
     source = windows(iter(held_out), 256)
-    while some := list(islice(source, 16)):
-        tokens, labels = as_batch(some)
+    while batch := list(islice(source, 16)):
+        tokens, labels = as_batch(batch)
         logits = model(tokens).logits.float().flatten(0, 1)
         total += float(cross_entropy(logits, labels.flatten(), reduction="sum"))
         count += int((labels != IGNORED).sum())

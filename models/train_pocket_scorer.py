@@ -410,7 +410,7 @@ def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
 def matrix(texts: list[str]) -> Any:
     """Return the features (n, N_FEATURES), CSR, as HashingVectorizer does but much faster."""
     features = [columns(text) for text in texts]
-    sizes = np.array([len(some) for some in features])
+    sizes = np.array([len(columns_of_text) for columns_of_text in features])
     return csr_matrix(
         (
             np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes),
@@ -445,12 +445,12 @@ class Rows:
 
 def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats) -> Rows:
     """Mix ordinary texts (ORDINARY_SHARE, in equal parts of all kinds) and labelled comments."""
-    found = Rows()
+    rows = Rows()
     for texts in ordinary.values():
         if texts:
-            found.add(texts, 0.0, ORDINARY_SHARE / len(ordinary) / len(texts))
-    found.add(comments, labels, (1 - ORDINARY_SHARE) / len(comments))
-    return found
+            rows.add(texts, 0.0, ORDINARY_SHARE / len(ordinary) / len(texts))
+    rows.add(comments, labels, (1 - ORDINARY_SHARE) / len(comments))
+    return rows
 
 
 def main(

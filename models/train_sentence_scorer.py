@@ -190,13 +190,13 @@ def recorded(folder: Path, known: Known) -> Rows:
         for row in records[:LAST_PROMPT]:
             for text, score in zip(row["completions"], row["toxicity_scores"], strict=True):
                 scores.setdefault(text, []).append(score)
-    found = Rows()
+    rows = Rows()
     for text, several in scores.items():
         target = float(np.mean(several))
         taken = target >= HARDLY or is_held_out(text, 3)
         if taken and stable(text) not in later and text not in known:
-            found.add(text, target)
-    return found
+            rows.add(text, target)
+    return rows
 
 
 def ordinary(folder: Path) -> Iterator[str]:
@@ -244,14 +244,14 @@ def new_network(texts: Sequence[str]) -> tuple[Network, list[str]]:
 
 
 def mixture(
-    data: Data, own: Sequence[tuple[str, float]], seed: int, count: int | None = None
+    data: Data, sentences_written: Sequence[tuple[str, float]], seed: int, count: int | None = None
 ) -> Rows:
     """Return the texts of one pass: our own sentences and `count` (default: all) other texts.
 
     Recorded texts that score at least HARDLY occur twice.
     """
     rng, everything = random.Random(seed), Rows()
-    everything.add_own(own)
+    everything.add_own(sentences_written)
     labelled, recorded = data.labelled, data.recorded
     for i in rng.sample(range(len(labelled.texts)), min(LABELLED, len(labelled.texts))):
         everything.add(labelled.texts[i], labelled.targets[i])
@@ -265,8 +265,8 @@ def mixture(
         everything.add(text, ORDINARY)
     if count is None:
         return everything
-    others = range(len(own), len(everything.texts))
-    chosen = [*range(len(own)), *rng.sample(others, min(count, len(others)))]
+    others = range(len(sentences_written), len(everything.texts))
+    chosen = [*range(len(sentences_written)), *rng.sample(others, min(count, len(others)))]
     return Rows([everything.texts[i] for i in chosen], [everything.targets[i] for i in chosen])
 
 

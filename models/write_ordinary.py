@@ -34,8 +34,8 @@ BATCH = 48
 
 def prompts_of(data: Path, part: str, count: int) -> list[str]:
     """Return `count` of BOLD's prompts of a part, in a fixed random order, without empty ones."""
-    found = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
-    mixed = random.Random(0).sample(found, len(found))
+    prompts = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
+    mixed = random.Random(0).sample(prompts, len(prompts))
     return [text for text in mixed if text.strip() and prose_part(text) == part][:count]
 
 
@@ -55,14 +55,14 @@ def main(
         engine = load_engine("transformers", model)
         with out.open("a", encoding="utf-8") as file:
             for start in range(0, len(chosen), BATCH):
-                some = chosen[start : start + BATCH]
-                texts = [engine.render(Chat.said(text)) for text in some] if questions else some
+                batch = chosen[start : start + BATCH]
+                texts = [engine.render(Chat.said(text)) for text in batch] if questions else batch
                 rows = enumerate(engine.embed(texts), start)
                 asked = [Request(x, sampling, seed) for seed, x in rows]
-                for prompt, one in zip(
-                    some, engine.portal.run(engine.complete, asked), strict=True
+                for prompt, completion in zip(
+                    batch, engine.portal.run(engine.complete, asked), strict=True
                 ):
-                    row = {"model": Path(model).name, "prompt": prompt, "text": one.text}
+                    row = {"model": Path(model).name, "prompt": prompt, "text": completion.text}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
         engine.close()
 

@@ -64,13 +64,13 @@ def main(
     out: Annotated[Path, typer.Option(help="File to write.")] = VOCABULARY,
 ) -> None:
     """Write one line per word: the word, its frequency, and "listed" if it is a profanity."""
-    some, others = frequencies(comments(data)), frequencies(prose(data))
+    in_comments, in_prose = frequencies(comments(data)), frequencies(prose(data))
     extra = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8").split()
     people, listed_terms = set(PEOPLE.read_text("ascii").split()), bundled_terms()
     lines = []
     known = {word for word in extra if word.isascii() and word.isalpha() and word.islower()}
-    for word in sorted({*some, *others, *known, *people}):
-        frequency = (some.get(word, 0.0) + others.get(word, 0.0)) / 2
+    for word in sorted({*in_comments, *in_prose, *known, *people}):
+        frequency = (in_comments.get(word, 0.0) + in_prose.get(word, 0.0)) / 2
         if word in people:
             lines.append(f"{word} {max(frequency, COMMON):.1f}\n")
         elif not term_hashes(word).isdisjoint(listed_terms):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.writing import completed
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from tide.core.settings import Sampling
-from tide.engines.base import Completion
 from tide.engines.local.engine import TransformersEngine
 from tide.pocket import CHAT
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
@@ -53,5 +50,3 @@ def test_the_template(tokenizer: Any) -> None:
     assert tokenizer.decode(ids) == f"{expected}<|im_start|>assistant\n"
     marks = [tokenizer.convert_ids_to_tokens(i) for i in ids if i in tokenizer.all_special_ids]
     assert marks == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
-
-

@@ -101,7 +101,12 @@ def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: 
 
 def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -> None:
     corpus = script.read(data, None)
-    rows = [row for kinds in (corpus.kinds, corpus.held) for some in kinds.values() for row in some]
+    rows = [
+        row
+        for kinds in (corpus.kinds, corpus.held)
+        for rows_of_kind in kinds.values()
+        for row in rows_of_kind
+    ]
     texts = {text for row in rows for text in (row.context, row.text)}
     judge = script.read_sentence(data)
     assert judge.labelled.texts
@@ -117,10 +122,10 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
 
 def test_another_group_gets_the_same_label(script: ModuleType) -> None:
     row = script.Row("Are Germans late?", "No, Germans are not late.", 0.3)
-    other = script.of_another_group(row, random.Random(1))
-    assert other.target == 0.3
-    (name,) = set(re.findall(r"No, (.+) are not late", other.text))
-    assert other.context == f"Are {name} late?"
+    renamed = script.of_another_group(row, random.Random(1))
+    assert renamed.target == 0.3
+    (name,) = set(re.findall(r"No, (.+) are not late", renamed.text))
+    assert renamed.context == f"Are {name} late?"
     assert name in {group.plural for group in script.GROUPS}
     assert script.of_another_group(row._replace(text="No."), random.Random(0)) is None
 

@@ -39,9 +39,9 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     rows = ({"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50))
     written.write_text("".join(json.dumps(row) + "\n" for row in rows))
     parts = ("train", "calibrate", "sentence", "report")
-    found = [read_ordinary(tmp_path, written, part) for part in parts]
+    prose = [read_ordinary(tmp_path, written, part) for part in parts]
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):
-        texts = [text for part in found for text in part[kind]]
+        texts = [text for part in prose for text in part[kind]]
         assert len(texts) == len(set(texts)) == count
 
 

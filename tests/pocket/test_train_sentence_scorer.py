@@ -36,8 +36,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
     import encoder_training
     import train_sentence_scorer as script
 
-    own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
-    monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
+    sentences = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
+    monkeypatch.setattr(script, "sentences", lambda insults, seed: sentences)
     monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
     monkeypatch.setattr(script, "PIECES", 90)
@@ -129,10 +129,10 @@ def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: 
     assert still.read_bytes() == out.read_bytes()
     script.main(data, second, start=passes[:1], others=100, seed=1, rate=1e-2)
     script.main(data, mean, start=passes, rate=0.0)
-    one, other, found = map(load_file, (*passes, mean.with_suffix(".safetensors")))
-    assert (one["tokens.weight"] - other["tokens.weight"]).abs().max() > 0.005
-    for name, weight in found.items():
-        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=1e-6), name
+    first, later, averaged = map(load_file, (*passes, mean.with_suffix(".safetensors")))
+    assert (first["tokens.weight"] - later["tokens.weight"]).abs().max() > 0.005
+    for name, weight in averaged.items():
+        assert weight == pytest.approx((first[name] + later[name]) / 2, abs=1e-6), name
 
 
 def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
@@ -146,12 +146,12 @@ def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
         for texts in pocket.read_ordinary(data, None, part).values()
         for text in texts
     }
-    found = script.read(data)
-    ordinary = {*found.ordinary, *found.prose}
-    read = {*found.labelled.texts, *found.held.texts, *found.recorded.texts, *ordinary}
-    assert found.labelled.texts
-    assert found.held.texts
-    assert not {*found.labelled.texts} & {*found.held.texts}
+    data_read = script.read(data)
+    ordinary = {*data_read.ordinary, *data_read.prose}
+    read = {*data_read.labelled.texts, *data_read.held.texts, *data_read.recorded.texts, *ordinary}
+    assert data_read.labelled.texts
+    assert data_read.held.texts
+    assert not {*data_read.labelled.texts} & {*data_read.held.texts}
     assert not read & (trained | prose)
     assert not ordinary & {*pocket.read_ordinary(data, None, "report")["wikipedia"]}
     assert any(text.startswith("The shop") for text in ordinary)
@@ -185,27 +185,37 @@ def test_what_measures_is_kept_out(script: ModuleType) -> None:
     assert not measured & chosen_by
     words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
     assert not [text for text in taught if words.search(text.lower())]
-    fillers = templates._DATA["slots"]
-    slots = [*templates._DATA["outsiders"], *fillers["people"], *fillers["noun"], *fillers["adj"]]
+    slots_of = templates._DATA["slots"]
+    slots = [
+        *templates._DATA["outsiders"],
+        *slots_of["people"],
+        *slots_of["noun"],
+        *slots_of["adj"],
+    ]
     longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
     # By their first letters: one after another, 25,000 sentences take three seconds.
     letters = groupby(sorted(longest_first, key=itemgetter(0)), itemgetter(0))
-    begun = [f"{a}({'|'.join(re.escape(one[1:]) for one in some)})" for a, some in letters]
+    begun = [
+        f"{letter}({'|'.join(re.escape(filler[1:]) for filler in fillers)})"
+        for letter, fillers in letters
+    ]
     filler = re.compile(rf"\b(?:an? )?({'|'.join(begun)})\b", re.IGNORECASE)
 
     def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
         """Words in a row, with X for insults and groups; all words of a shorter sentence."""
-        found = set()
+        runs_of_words = set()
         for sentence in sentences:
             row = script.words_of(filler.sub("X", sentence))
-            found |= {tuple(row[i : i + length]) for i in range(max(len(row) - length, 0) + 1)}
-        return found
+            runs_of_words |= {
+                tuple(row[i : i + length]) for i in range(max(len(row) - length, 0) + 1)
+            }
+        return runs_of_words
 
     trivial = {"plain insults", "leetspeak", "asterisks", "letters apart"}
     of_probes = runs(s for limit in LIMITS if limit.name not in trivial for s in limit.sentences)
     of_development = runs(s for limit in development.SETS for s in limit.sentences)
     assert not (of_probes | of_development) & runs(taught)
     assert not of_probes & of_development
-    found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
-    labelled = script.Rows(found, 5 * [1.0, 1.0, 1.0, 0.0])
+    texts_found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
+    labelled = script.Rows(texts_found, 5 * [1.0, 1.0, 1.0, 0.0])
     assert script.found_insults(labelled) == ["dolt"]

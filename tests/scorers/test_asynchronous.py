@@ -68,12 +68,12 @@ def test_all_calls_are_awaited_in_one_loop() -> None:
         caller.join(20)
     assert score_texts(MaxScorer([scorer, scorer]), TEXTS).values[0] == 0.08
 
-    async def inside(own: Any) -> Any:
-        return score_texts(own, TEXTS).values
+    async def inside(scorer: Any) -> Any:
+        return score_texts(scorer, TEXTS).values
 
     assert asyncio.run(inside(scorer))[1] == 0.07
     assert len(scorer.loops) == 1
-    thread = next(one for one in threading.enumerate() if one.name == "tide Loops")
+    thread = next(thread for thread in threading.enumerate() if thread.name == "tide Loops")
     del scorer, callers
     gc.collect()
     thread.join(20)
@@ -158,9 +158,9 @@ def test_a_service_is_asked_by_one_client_for_life() -> None:
             scorer.score([f"text {number}"])
         assert len(service.requests) == 20
         assert service.connections == 1
-        threads = [one.name for one in threading.enumerate()]
+        threads = [thread.name for thread in threading.enumerate()]
         assert threads.count("tide PerspectiveScorer") == 1
         scorer.close()
-        assert "tide PerspectiveScorer" not in [one.name for one in threading.enumerate()]
+        assert "tide PerspectiveScorer" not in [thread.name for thread in threading.enumerate()]
         with pytest.raises(ScorerError, match="the scorer is closed"):
             scorer.score(["a text"])

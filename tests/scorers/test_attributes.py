@@ -54,26 +54,26 @@ def test_the_worst_window_s_attributes_count() -> None:
     assert attributes_of(scorer) == TwoSides.attributes
     text = "aaaa BBBB cccc dddddddddddddd ee"
     # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
-    found = score_texts(scorer, [text, "ok"])
-    assert found.attributes["threat"] == pytest.approx([0.19, 0.02])
-    assert found.attributes["insult"] == pytest.approx([4 / 9, 0.0])
-    assert found.values == pytest.approx([4 / 9, 0.02])
+    scores = score_texts(scorer, [text, "ok"])
+    assert scores.attributes["threat"] == pytest.approx([0.19, 0.02])
+    assert scores.attributes["insult"] == pytest.approx([4 / 9, 0.0])
+    assert scores.values == pytest.approx([4 / 9, 0.02])
     # A window of punctuation alone is empty and does not affect the other windows' attributes.
     assert score_texts(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
 
 
 def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
-    one, other = TwoSides(), TwoSides()
-    other.attributes = ("threat",)
-    other.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
-    raw = one.score_attributes(TEXTS)
-    most = score_texts(MaxScorer([load_scorer("pocket"), one, other]), TEXTS)
+    both, threat_only = TwoSides(), TwoSides()
+    threat_only.attributes = ("threat",)
+    threat_only.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
+    raw = both.score_attributes(TEXTS)
+    most = score_texts(MaxScorer([load_scorer("pocket"), both, threat_only]), TEXTS)
     assert list(most.attributes) == ["threat", "insult"]
     assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
     assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
     assert np.isnan(most.attributes["threat"][2])  # the unknown value may be the maximum
     assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
-    mean = score_texts(MeanScorer([one, other]), TEXTS)
+    mean = score_texts(MeanScorer([both, threat_only]), TEXTS)
     assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.scorers.test_answers import Unprintable
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
-from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
+from tide.core.errors import ScorerError, ScorerUnavailableError
+from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import PlainScorer, Scores, is_blank, is_nearly_empty, is_quick, score_groups
 from tide.scorers.wrappers import MaxScorer
 

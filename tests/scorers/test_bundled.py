@@ -61,9 +61,9 @@ def test_a_score_does_not_depend_on_the_batch(scorer: Scorer) -> None:
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.text(st.characters(exclude_categories=())), max_size=5))
 def test_any_text_has_a_score(scorer: Scorer, texts: list[str]) -> None:
-    for some in (texts, []):
-        scores = scorer.score(read_by(scorer, some))
-        assert scores.shape == (len(some),)
+    for batch in (texts, []):
+        scores = scorer.score(read_by(scorer, batch))
+        assert scores.shape == (len(batch),)
         assert ((scores >= 0) & (scores <= 1)).all()  # false for NaN
 
 
@@ -77,8 +77,8 @@ def saved(path: Path, kind: str, tensors: dict[str, Any], changes: dict[str, Any
         return KINDS[kind]
     usual = {"weights": np.zeros(N_FEATURES, np.float16), "bias": np.zeros(1), "knots": KNOTS}
     metadata = {METADATA: json.dumps({"fingerprint": fingerprint()} | changes)}
-    given = {name: tensor for name, tensor in (usual | tensors).items() if tensor is not None}
-    save_file(given, path, metadata=metadata)
+    stored = {name: tensor for name, tensor in (usual | tensors).items() if tensor is not None}
+    save_file(stored, path, metadata=metadata)
     return PocketScorer
 
 

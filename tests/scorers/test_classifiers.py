@@ -40,7 +40,7 @@ def logits(folder: Path, texts: list[str] = TEXTS) -> torch.Tensor:
 def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, ["neutral", "Hate-Speech", "offensive"])
     both = logits(folder).softmax(-1)[:, 1:].numpy()
-    place = rf"hf:{re.escape(str(folder))}@[0-9a-f]{{8}}#"
+    prefix = rf"hf:{re.escape(str(folder))}@[0-9a-f]{{8}}#"
     for labels, expected, name in (
         ("", both.sum(-1), "Hate-Speech,offensive"),
         ("#Hate-Speech,offensive", both.sum(-1), "Hate-Speech,offensive"),
@@ -49,13 +49,13 @@ def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
         ("#Hate-Speech,Hate-Speech", both[:, 0], "Hate-Speech"),
     ):
         scorer = load_scorer(f"hf:{folder}{labels}")
-        found = score_texts(scorer, TEXTS)
-        assert found.values == pytest.approx(expected, abs=1e-5)
+        scores = score_texts(scorer, TEXTS)
+        assert scores.values == pytest.approx(expected, abs=1e-5)
         assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-5)
-        assert re.fullmatch(place + name, scorer.name)
+        assert re.fullmatch(prefix + name, scorer.name)
         if "," in name:
             assert attributes_of(scorer) == ("Hate-Speech", "offensive")
-            assert found.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
+            assert scores.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
         else:
             assert attributes_of(scorer) == ()
     joined = load_scorer(f"max:(hf:{folder}#Hate-Speech,offensive),pocket")
@@ -68,9 +68,9 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     expected = logits(folder).sigmoid().numpy()
     scorer = load_scorer(f"hf:{folder}")
     assert attributes_of(scorer) == ("toxic", "insult", "other")
-    found = score_texts(scorer, TEXTS)
-    assert found.values == pytest.approx(expected[:, :2].max(-1), abs=1e-5)
-    assert found.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)
+    scores = score_texts(scorer, TEXTS)
+    assert scores.values == pytest.approx(expected[:, :2].max(-1), abs=1e-5)
+    assert scores.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)
     long = score_texts(scorer, ["kind people " * CONTEXT, "Rain"])
     assert long.values == pytest.approx(np.maximum(*list(long.attributes.values())[:2]))
 
@@ -207,9 +207,9 @@ def test_detoxify_scores_as_its_package_does(release: tuple[Any, Path]) -> None:
         ("#severe_toxic,insult", np.maximum(theirs["severe_toxicity"], theirs["insult"])),
     ):
         scorer = load_scorer(f"detoxify:original{outputs}")
-        found = score_texts(scorer, TEXTS[:2])
-        assert found.values == pytest.approx(np.array(expected), abs=1e-5)
-        assert found.attributes["insult"] == pytest.approx(theirs["insult"], abs=1e-5)
+        scores = score_texts(scorer, TEXTS[:2])
+        assert scores.values == pytest.approx(np.array(expected), abs=1e-5)
+        assert scores.attributes["insult"] == pytest.approx(theirs["insult"], abs=1e-5)
         assert scorer.name.startswith("detoxify:original@")
         assert scorer.name.endswith(outputs)
         scorer.close()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -73,9 +73,9 @@ def test_ordinary_english_is_read_as_it_is(shared_data: Path) -> None:
 
 @given(st.one_of(ANY, PARTS))
 def test_there_are_one_to_four_readings_which_hide_nothing(text: str) -> None:
-    found = readings(text)
-    assert 1 <= len(found) <= 4
-    for reading in found:
+    read = readings(text)
+    assert 1 <= len(read) <= 4
+    for reading in read:
         assert readings(reading) == (reading,)
         assert not set("\b\x7f\u202e\u200b\u3164\u00ad") & set(reading)
 

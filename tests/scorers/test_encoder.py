@@ -66,11 +66,11 @@ def windows(text: str, context: str | Chat = "", pair: bool = False) -> list[tup
 def test_windows_overlap_by_half_and_leave_nothing_out() -> None:
     words = " ".join(random.Random(0).choices(["house", "garden", "street", "quiet"], k=200))
     whole = Reader(PIECES, SHAPE, False).ids(words)
-    found = windows(words)
-    assert all((ids[0], start, ids[-1]) == (2, 1, 3) for ids, start in found)
-    inner = [ids[1:-1] for ids, _ in found]
+    read = windows(words)
+    assert all((ids[0], start, ids[-1]) == (2, 1, 3) for ids, start in read)
+    inner = [ids[1:-1] for ids, _ in read]
     assert all(7 < len(part) <= 14 for part in inner)
-    assert all(one[7:] == other[:7] for one, other in itertools.pairwise(inner))
+    assert all(window[7:] == following[:7] for window, following in itertools.pairwise(inner))
     assert [*inner[0][:7], *(i for part in inner for i in part[7:])] == whole
     assert windows("") == [([2, 3], 1)]
     assert windows("A Quiet houses?") == [([2, 9, 7, 4, 8, 1, 3], 1)]

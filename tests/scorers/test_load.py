@@ -124,9 +124,9 @@ class NoThreshold(Scorer):
 
 def test_a_class_that_lacks_something_is_told_to_inherit() -> None:
     lacks = "NoClose has no close; let its class inherit tide.Scorer and have name, threshold"
-    for given in ("tests.scorers.test_load:NoClose", NoClose()):
+    for incomplete in ("tests.scorers.test_load:NoClose", NoClose()):
         with pytest.raises(InputError, match=lacks) as caught:
-            load_scorer(given)  # type: ignore[arg-type]
+            load_scorer(incomplete)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
     for complete in ("tests.scorers.test_load:Inherits", Inherits()):
         assert load_scorer(complete).score(["a text"]) == [0.25]

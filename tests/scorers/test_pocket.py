@@ -43,7 +43,7 @@ def scorer() -> PocketScorer:
 
 
 @pytest.fixture(scope="module")
-def other() -> PocketScorer:
+def forgetful() -> PocketScorer:
     return PocketScorer()
 
 
@@ -63,11 +63,11 @@ def vectorizer() -> HashingVectorizer:
 
     def ngrams(text: str) -> list[str]:
         words = words_of(text)
-        found = [f"word {word}" for word in words]
+        features = [f"word {word}" for word in words]
         for n in (3, 4, 5):
-            found += [f"<{w}>"[i : i + n] for w in words for i in range(len(w) + 3 - n)]
+            features += [f"<{w}>"[i : i + n] for w in words for i in range(len(w) + 3 - n)]
         pairs = itertools.pairwise(words)
-        return [*found, *(" ".join(pair) for pair in pairs if "people" not in pair)]
+        return [*features, *(" ".join(pair) for pair in pairs if "people" not in pair)]
 
     return HashingVectorizer(analyzer=ngrams, n_features=N_FEATURES, binary=True, dtype=np.float64)
 
@@ -182,9 +182,9 @@ def test_names_that_hold_an_offensive_word_score_as_other_names(
 
 @pytest.mark.parametrize("number", ["45", "455", "45s", "1,455", "4551"])
 def test_numbers_score_as_other_numbers(number: str, scorer: PocketScorer) -> None:
-    other = number.translate(str.maketrans("45", "78"))
+    similar = number.translate(str.maketrans("45", "78"))
     for frame in ("{} is here", "Take bus {} to the station.", "It lasted {} seconds."):
-        scores = scorer.score([frame.format(number), frame.format(other)])
+        scores = scorer.score([frame.format(number), frame.format(similar)])
         assert scores[0] == scores[1] < 0.1
 
 
@@ -203,7 +203,7 @@ GROWING = [*_WORDS.split(), "don\u2019t", "\u00e9", "\u2026", "\n", ""]
 @examples(30, 2000)
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
 def test_scores_of_a_growing_text_are_those_from_scratch(
-    scorer: PocketScorer, other: PocketScorer, steps: list[tuple[int, list[str]]]
+    scorer: PocketScorer, forgetful: PocketScorer, steps: list[tuple[int, list[str]]]
 ) -> None:
     """Each step takes words from the end, as a rewind does, and adds others."""
     words: list[str] = []
@@ -211,8 +211,8 @@ def test_scores_of_a_growing_text_are_those_from_scratch(
         words = [*words[: max(0, len(words) - rewound)], *more]
         for length in (5, 15):
             text = " ".join(words[-length:])
-            other._sums._windows.clear()  # it forgets what it has scored
-            assert scorer.score([text]) == other.score([text])
+            forgetful._sums._windows.clear()  # it forgets what it has scored
+            assert scorer.score([text]) == forgetful.score([text])
 
 
 @examples(30, 2000)

@@ -100,8 +100,8 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Po
             send(scoring, ["three", "befour"]),
         )
 
-    found = run(portal, scorer, work)
-    assert list(map(values, found)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
+    scores = run(portal, scorer, work)
+    assert list(map(values, scores)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
     (sent,) = scorer.batches
     assert sorted(sent) == ["befour", "four", "three"]
 
@@ -156,7 +156,7 @@ def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
         await reached(scorer)
         slow.append(send(scoring, ["six"]))
         quick = await asyncio.wait_for(send(scoring, ["three"], screened=True), 10)
-        assert not any(one.done() for one in slow)
+        assert not any(future.done() for future in slow)
         scorer.go.set()
         return [quick, *await asyncio.gather(*slow)]
 
@@ -170,9 +170,9 @@ def test_a_quick_scorer_that_fails_fails_its_request_alone(portal: Portal) -> No
                 raise SystemExit("bad")
             return super().score(texts)
 
-    found = failures(portal, Choosy(), "four", "bad", "three")
-    assert list(map(values, (found[0], found[2]))) == [[0.04], [0.05]]
-    assert isinstance(found[1], ScorerError)
+    results = failures(portal, Choosy(), "four", "bad", "three")
+    assert list(map(values, (results[0], results[2]))) == [[0.04], [0.05]]
+    assert isinstance(results[1], ScorerError)
 
 
 def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(
@@ -192,7 +192,7 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
         await asyncio.sleep(0.02)
         assert scorer.batches == [["aaaa"]]
         scorer.go.set()
-        return [values(await one) for one in (first, later[0], later[2])]
+        return [values(await future) for future in (first, later[0], later[2])]
 
     assert run(portal, scorer, work) == [[0.04], [0.05], [0.07]]
     assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
@@ -288,9 +288,9 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_scorer_that_fails_for_all_is_broken(portal: Portal, error: BaseException) -> None:
-    found = failures(portal, Failing(error), "good", "dead", "better")
-    assert {type(one) for one in found} <= {ScorerBrokenError, ScorerError}
-    assert ScorerBrokenError in map(type, found)
+    results = failures(portal, Failing(error), "good", "dead", "better")
+    assert {type(result) for result in results} <= {ScorerBrokenError, ScorerError}
+    assert ScorerBrokenError in map(type, results)
 
 
 @pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])

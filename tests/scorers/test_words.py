@@ -25,8 +25,8 @@ def test_words_of_a_file_are_whole_in_every_script(tmp_path: Path) -> None:
     held = ["a SILLY thing", "an old hat!", "silly", "\u4ed6\u662f\u7b28\u86cb\u3002",
             "\u4ed6silly\u4eba"]  # fmt: skip
     assert scorer.score(held).tolist() == [1.0] * len(held)
-    others = ["sillyness", "old hats", "", "\u7b28", "\u0938\u094d\u0935"]
-    assert scorer.score(others).tolist() == [0.0] * len(others)
+    unlisted = ["sillyness", "old hats", "", "\u7b28", "\u0938\u094d\u0935"]
+    assert scorer.score(unlisted).tolist() == [0.0] * len(unlisted)
     assert scorer.score([]).shape == (0,)
 
 

@@ -70,7 +70,7 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
     sources = Path(guards.__file__).parent.rglob("*.py")
     read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
-    families = [one.family for one in (RemoteGuard, ServedClassifier)]
+    families = [scorer.family for scorer in (RemoteGuard, ServedClassifier)]
     read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}
     read_from.remove("FAMILY_API_KEY")  # stands for those of the families
     assert len(read_from) > 7

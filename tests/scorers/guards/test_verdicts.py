@@ -49,9 +49,9 @@ def token(*likeliest: tuple[str, float], chosen: str | None = None) -> Token:
 def test_a_verdict_is_read(
     answer: list[Token], verdicts: dict[str, float], score: float, before: str
 ) -> None:
-    found = read_verdict(answer, verdicts)
-    assert found is not None
-    assert (found.score, found.before) == (pytest.approx(score), before)
+    verdict = read_verdict(answer, verdicts)
+    assert verdict is not None
+    assert (verdict.score, verdict.before) == (pytest.approx(score), before)
 
 
 def test_after_a_lead() -> None:

@@ -288,14 +288,14 @@ class Tei(Handler):
         assert body["truncate"] is False
         assert len(body["inputs"]) <= 4
         # The service reads two strings in a list as a pair.
-        assert all(isinstance(one, list) and len(one) == 1 for one in body["inputs"])
-        texts = [one[0] for one in body["inputs"]]
+        assert all(isinstance(row, list) and len(row) == 1 for row in body["inputs"])
+        texts = [texts_of_row[0] for texts_of_row in body["inputs"]]
         self.counted(texts)
         return [self.row(toxicity(text)) for text in texts]
 
     def row(self, score: float) -> list[dict[str, Any]]:
-        found = {"neutral": 1 - score, "toxic": score * 0.75, "insult": score * 0.25}
-        rows = [{"label": name, "score": value} for name, value in found.items()]
+        shares = {"neutral": 1 - score, "toxic": score * 0.75, "insult": score * 0.25}
+        rows = [{"label": name, "score": value} for name, value in shares.items()]
         return sorted(rows, key=lambda row: -row["score"])
 
 
@@ -354,11 +354,11 @@ class GuardServer(Handler):
         self.counted([text])
         tokens = [
             {
-                "token": place[0][0],
-                "logprob": place[0][1],
-                "top_logprobs": [{"token": t, "logprob": p} for t, p in place],
+                "token": likeliest[0][0],
+                "logprob": likeliest[0][1],
+                "top_logprobs": [{"token": t, "logprob": p} for t, p in likeliest],
             }
-            for place in self.places(text)
+            for likeliest in self.places(text)
         ]
         return {"choices": [{"index": 0, "logprobs": {"content": tokens}}]}
 

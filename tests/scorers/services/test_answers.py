@@ -57,8 +57,8 @@ def read_moderation(answer: Any) -> Any:
 
 def guard(body: Any) -> Any:
     tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
-    place = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
-    return {"choices": [{"index": 0, "logprobs": {"content": [place]}}]}
+    position = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
+    return {"choices": [{"index": 0, "logprobs": {"content": [position]}}]}
 
 
 def read_guard(answer: Any) -> Any:

@@ -56,8 +56,8 @@ def made(kind: str, **more: Any) -> Iterator[Made]:
 
 @pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest) -> Iterator[Made]:
-    with made(request.param) as found:
-        yield found
+    with made(request.param) as world:
+        yield world
 
 
 def place(service: Service) -> str:
@@ -187,12 +187,12 @@ def rows(change: Change) -> Change:
 
 
 def each(**fields: Any) -> Change:
-    return rows(lambda found: [one | fields for one in found])
+    return rows(lambda answers: [answer | fields for answer in answers])
 
 
 def chat_place(**fields: Any) -> Change:
-    place = {"token": "safe", "logprob": 0.0, "top_logprobs": [], **fields}
-    return each(logprobs={"content": [place] * 5})
+    position = {"token": "safe", "logprob": 0.0, "top_logprobs": [], **fields}
+    return each(logprobs={"content": [position] * 5})
 
 
 too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * len(found))
@@ -200,7 +200,7 @@ too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * 
 
 def test_rows_in_another_order_go_by_their_number() -> None:
     with made("vllm") as (service, scorer, expected):
-        service.answer = lambda number: rows(lambda found: found[::-1])
+        service.answer = lambda number: rows(lambda answers: answers[::-1])
         assert scorer.score(TEXTS) == pytest.approx([expected(text) for text in TEXTS])
 
 
@@ -213,10 +213,10 @@ def test_rows_in_another_order_go_by_their_number() -> None:
         ("tei", too_few, "3 scores for 4 texts"),
         (
             "tei",
-            rows(lambda found: [[{"label": "good", "score": 1.0}] for _ in found]),
+            rows(lambda answers: [[{"label": "good", "score": 1.0}] for _ in answers]),
             "labels differ from the model's labels",
         ),
-        ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
+        ("tei", rows(lambda answers: [labels[0] for labels in answers]), "cannot be used"),
         ("guard", each(logprobs=None), "the answer lacks log-probabilities"),
         ("moderation", too_few, "3 scores for 4 texts"),
         ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
@@ -267,10 +267,10 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         scorer = load_scorer(f"classifier:{service.url}")
         assert scorer.name == "classifier:some/model@01234567#toxic,insult"
         assert attributes_of(scorer) == ("toxic", "insult")
-        found = score_texts(scorer, TEXTS)
-        assert found.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
+        scores = score_texts(scorer, TEXTS)
+        assert scores.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
-        both = found.attributes["toxic"] + found.attributes["insult"]
+        both = scores.attributes["toxic"] + scores.attributes["insult"]
         assert scorer.score(TEXTS) == pytest.approx(both)
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"classifier:{service.url}#rude")

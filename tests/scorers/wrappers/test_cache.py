@@ -41,8 +41,8 @@ class Counting:
 
 @contextmanager
 def cached(scorer: Any, path: Path | str) -> Iterator[CachedScorer]:
-    with closing(CachedScorer(scorer, path)) as found:
-        yield found
+    with closing(CachedScorer(scorer, path)) as opened:
+        yield opened
 
 
 def test_asks_once_across_objects_for_each_revision(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_asks_once_across_objects_for_each_revision(tmp_path: Path) -> None:
         assert scorer.score([*TEXTS, "a new one", TEXTS[0]])[:200] == pytest.approx(expected)
         assert second.asked == ["a new one"]
         assert scorer.score([]).shape == (0,)
-    with cached(other := Counting("counting@2"), path) as scorer:
+    with cached(renamed := Counting("counting@2"), path) as scorer:
         scorer.score(TEXTS[:3])
-        assert other.asked == TEXTS[:3]
+        assert renamed.asked == TEXTS[:3]
 
 
 def test_what_was_scored_before_an_outage_is_kept(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_cache_tells_lambdas_apart(tmp_path: Path) -> None:
     none = CallableScorer(lambda texts: [0.0] * len(texts))
     for scorer, expected in ((half, 0.5), (whole, 1.0), (none, 0.0), (half, 0.5)):
         for around in (scorer, WindowedScorer(scorer), MaxScorer([scorer, scorer])):
-            with cached(around, tmp_path / "scores.sqlite3") as found:
-                assert found.score(["a text"]) == [expected]
+            with cached(around, tmp_path / "scores.sqlite3") as opened:
+                assert opened.score(["a text"]) == [expected]
 
 
 def test_cache_forgets_scores_of_edited_code(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_cache_forgets_scores_of_edited_code(tmp_path: Path) -> None:
             "    def score(self, texts):\n        return [value()] * len(texts)\n"
         )
         for spec in (f"{path}:Mine", f"windows:{path}:Mine"):
-            with cached(load_scorer(spec), tmp_path / "scores.sqlite3") as found:
-                assert found.score(["a text"]) == [value]
+            with cached(load_scorer(spec), tmp_path / "scores.sqlite3") as opened:
+                assert opened.score(["a text"]) == [value]
 
 
 def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_the_place_comes_from_the_environment(
 
 
 def columns(scorer: CachedScorer, texts: list[str]) -> dict[str, list[float]]:
-    found = score_texts(scorer, texts)
-    return {n: column.tolist() for n, column in {**found.attributes, "": found.values}.items()}
+    scores = score_texts(scorer, texts)
+    return {n: column.tolist() for n, column in {**scores.attributes, "": scores.values}.items()}
 
 
 def test_cache_keeps_attributes(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def test_texts_without_spaces_are_split(script: str, words: int) -> None:
     end = 0
     for window in split_words(text, words):
         assert len(regex.findall(r"\X", window)) <= 8 * words
-        place = text.index(window)
-        assert place <= end < place + len(window)
-        assert not splits_character(text[:place], text[place:])
-        end = place + len(window)
+        start = text.index(window)
+        assert start <= end < start + len(window)
+        assert not splits_character(text[:start], text[start:])
+        end = start + len(window)
         assert not splits_character(text[:end], text[end:])
     assert end == len(text)
 
