@@ -1,17 +1,173 @@
+"""Scorers with any answer: valid scores and attributes are accepted, all else is refused."""
+
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.scorers.test_answers import Unprintable
+from tests.generated import examples
+from tests.scorers.test_wrappers import TwoSides
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import PlainScorer, Scores, is_blank, is_nearly_empty, is_quick, score_groups
-from tide.scorers.wrappers import MaxScorer
+from tide.scorers.base import (
+    Attributed,
+    PlainScorer,
+    Scores,
+    attributes_of,
+    is_blank,
+    is_nearly_empty,
+    is_quick,
+    score_groups,
+)
+from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
+from tide.server.scoring import perspective_name
 
 TEXTS = ["one text", "another", "a third one"]
+N = len(TEXTS)
+Case = tuple[Callable[[], Any], list[float] | None]
+
+
+class Explodes:
+    def __getattribute__(self, name: str) -> Any:
+        raise Unprintable
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def stated(values: Sequence[Any]) -> list[float] | None:
+    """The numbers as floats, or None unless there is one in [0, 1] for each text."""
+    numbers = [float(value) for value in values]
+    return numbers if len(numbers) == N and all(0 <= x <= 1 for x in numbers) else None
+
+
+UNIT = st.floats(0, 1)
+ANY_FLOAT = st.floats() | UNIT
+PLAIN = st.one_of(
+    st.integers(-2, 2), UNIT, ANY_FLOAT, UNIT.map(np.float64), UNIT.map(np.float32),
+    UNIT.map(np.float16), UNIT.map(np.longdouble), st.integers(0, 1).map(np.int8),
+    st.integers(0, 1).map(np.uint64),
+)  # fmt: skip
+# Each of these looks like a number or converts to one, but is not a number.
+STRANGE: list[Callable[[], Any]] = [
+    lambda: None, lambda: "0.5", lambda: 0.5 + 0j, lambda: Decimal("0.5"), lambda: [0.5], set,
+    lambda: timedelta(0), lambda: np.ma.masked, Explodes, lambda: 10**400, lambda: float,
+]  # fmt: skip
+WHOLE: list[Callable[[], Any]] = [
+    lambda: dict.fromkeys(range(N), 0.5), lambda: (0.5 for _ in range(N)), lambda: "000",
+    lambda: bytes(N), lambda: {0.1, 0.2, 0.3}, lambda: range(N), lambda: iter([0.1] * N),
+    lambda: [True] * N, lambda: np.array([0.1] * N, dtype=object), lambda: np.array(["0.5"] * N),
+    lambda: np.zeros(N, dtype=bool), lambda: np.zeros(N, dtype=complex),
+    lambda: np.zeros(N, dtype="M8[s]"), lambda: np.zeros(N, dtype="m8[s]"),
+    lambda: np.zeros(N, dtype=[("score", float)]),
+    lambda: np.ma.array([0.1] * N, mask=[False, False, True]), lambda: np.ma.array([0.1] * N),
+    lambda: np.ma.masked, lambda: np.zeros((1, N)).view(np.matrix),
+    lambda: np.zeros((N, 1)), lambda: np.zeros((1, N)), lambda: np.array(0.5),
+    lambda: torch.zeros(N, dtype=torch.bool), lambda: torch.zeros(N, dtype=torch.complex64),
+    lambda: torch.zeros(N, device="meta"), lambda: torch.zeros(N).to_sparse(),
+    lambda: torch.zeros(N, 1), lambda: torch.zeros(()), lambda: torch.full((N,), math.nan),
+    lambda: torch.full((N,), -0.5, dtype=torch.bfloat16), lambda: [[0.1] * N] * N,
+]  # fmt: skip
+SIZES = st.sampled_from([N] * 8 + [0, 1, N + 1])
+SEQUENCES = st.sampled_from([list, tuple])
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> Case:
+    size, to = draw(SIZES), draw(SEQUENCES)
+    numbers = draw(st.lists(PLAIN, min_size=size, max_size=size))
+    return (lambda: to(numbers)), stated(numbers)
+
+
+class Answering:
+    """A third-party scorer that always returns `answer()`."""
+
+    name, threshold = "answering@1", 0.5
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def score(self, texts: Sequence[str]) -> Any:
+        return self._answer()
+
+    def close(self) -> None:
+        pass
+
+
+WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
+    lambda answer: load_scorer(lambda texts: answer()),
+    Answering,
+    lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
+    lambda answer: MeanScorer([Answering(answer), Answering(answer)]),
+    lambda answer: WindowedScorer(Answering(answer)),
+]
+
+
+@given(lists(), st.sampled_from(WRAPPERS))
+@pytest.mark.attack
+@examples(40, 10_000)
+def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:
+    answer, expected = case
+    scorer = around(answer)
+    try:
+        values = score_texts(scorer, TEXTS).values
+    except ScorerError as error:
+        refusal = str(error)
+        assert expected is None
+        assert len(refusal.splitlines()) == 1
+        assert len(refusal) < 1000
+    else:
+        assert values.dtype == np.float64
+        assert values.tolist() == expected
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [*((lambda one=one: [0.5, one(), 0.5]) for one in STRANGE), *STRANGE, *WHOLE],
+)
+def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]) -> None:
+    with pytest.raises(
+        ScorerError, match=r"not a list of numbers|the answer has shape|not a score|failed: Unpr"
+    ):
+        score_texts(Answering(answer), TEXTS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        np.array([0.1, 0.5, 1.0], dtype="f2"),
+        np.array([0.1, 0.5, 1.0], dtype=">f4"),
+        np.repeat(np.array([0.1, 0.5, 1.0]), 2)[::2],
+        np.array([0, 1, 1], dtype="u8"),
+        torch.tensor([0.1, 0.5, 1.0], dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.tensor([0.1, 0.5, 1.0])),
+        torch.tensor([0, 1, 1], dtype=torch.uint8),
+    ],
+)
+def test_numbers_of_every_type_are_scores(answer: Any) -> None:
+    expected = [float(value) for value in answer]
+    assert score_texts(Answering(lambda: answer), TEXTS).values.tolist() == expected
+
+
+def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
+    buffer = np.array([0.9] * N)
+    scores = score_texts(Answering(lambda: buffer), TEXTS)
+    buffer[:] = random.random()
+    assert scores.values.tolist() == [0.9] * N
 
 
 def by_length(texts: list[str]) -> list[float]:
@@ -130,3 +286,73 @@ def test_an_asynchronous_scorer_is_never_quick(kind: str) -> None:
     waits.quick = answers.quick = True  # type: ignore[attr-defined]
     assert not is_quick(load_scorer(waits) if kind == "function" else Waits())  # type: ignore[arg-type]
     assert is_quick(load_scorer(answers))
+
+
+SENTENCES = ["The weather is fine", "Rain", "the people are kind " * 3]
+
+
+def of(values: Any, **attributes: Any) -> Attributed:
+    return Attributed(np.array(values), {k: np.array(v) for k, v in attributes.items()})
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (of([0.5], threat=[0.1]), "differ from the declared attributes"),
+        ([0.5], "differ from the declared attributes"),
+        (of([1.5], threat=[0.1], insult=[0.1]), "1.5"),
+        (of([np.nan], threat=[0.1], insult=[0.1]), "nan is not a score"),
+        (of([0.5], threat=[np.inf], insult=[0.1]), r"\(threat\): inf"),
+        (of([0.5], threat=[0.0, 0.0], insult=[0.1]), r"shape \(2,\), not \(1,\)"),
+    ],
+)
+def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
+    scorer = TwoSides()
+    scorer.score_attributes = lambda texts: answer  # type: ignore[method-assign]
+    with pytest.raises(ScorerError, match=message):
+        score_texts(scorer, ["a text"])
+
+
+def test_an_attribute_may_be_unknown_or_missing() -> None:
+    scorer = TwoSides()
+    scorer.score_attributes = lambda texts: of([0.5], threat=[0.5], insult=[np.nan])  # type: ignore[method-assign]
+    assert score_texts(scorer, ["a text"]).known(0) == {"threat": 0.5}
+    pocket = load_scorer("windows:9:pocket")
+    assert attributes_of(pocket) == ()
+    assert score_texts(pocket, SENTENCES).attributes == {}
+    assert score_texts(scorer, []).attributes["threat"].shape == (0,)
+
+
+def test_the_worst_window_s_attributes_count() -> None:
+    scorer = WindowedScorer(TwoSides(), 2)
+    assert attributes_of(scorer) == TwoSides.attributes
+    text = "aaaa BBBB cccc dddddddddddddd ee"
+    # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
+    scores = score_texts(scorer, [text, "ok"])
+    assert scores.attributes["threat"] == pytest.approx([0.19, 0.02])
+    assert scores.attributes["insult"] == pytest.approx([4 / 9, 0.0])
+    assert scores.values == pytest.approx([4 / 9, 0.02])
+    # A window of punctuation alone is empty and does not affect the other windows' attributes.
+    assert score_texts(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
+
+
+def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
+    both, threat_only = TwoSides(), TwoSides()
+    threat_only.attributes = ("threat",)
+    threat_only.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
+    raw = both.score_attributes(SENTENCES)
+    most = score_texts(MaxScorer([load_scorer("pocket"), both, threat_only]), SENTENCES)
+    assert list(most.attributes) == ["threat", "insult"]
+    assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
+    assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
+    assert np.isnan(most.attributes["threat"][2])  # the unknown value may be the maximum
+    assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
+    mean = score_texts(MeanScorer([both, threat_only]), SENTENCES)
+    assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
+
+
+def test_names_in_perspective_s_protocol() -> None:
+    names = ("toxic", "severe_toxicity", "identity_hate", "sexual explicit", "threat")
+    assert [perspective_name(name) for name in names] == [
+        "TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "SEXUALLY_EXPLICIT", "THREAT",
+    ]  # fmt: skip

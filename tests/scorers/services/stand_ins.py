@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +13,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
-
-import pytest
-
-from tide.scorers import remote
-from tide.scorers.remote import Pace
 
 # By name: HTTP status, error code and seconds of `Retry-After`.
 REFUSALS: dict[str, tuple[Any, ...]] = {
@@ -49,7 +42,7 @@ def toxicity(text: str) -> float:
 
 class Service(ThreadingHTTPServer):
     """answer: maps a request's number (from 0) to a method of `Handler`, a name of REFUSALS or a
-    change of the correct answer. arrivals: times of the requests. connections: their number.
+    change of the correct answer. connections: their number.
     scored: how often each text got a correct answer.
     """
 
@@ -59,11 +52,9 @@ class Service(ThreadingHTTPServer):
     def __init__(self, handler: type[Handler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.answer: Callable[[int], str | Change] = lambda number: "ok"
-        self.arrivals: list[float] = []
         self.connections = 0
         self.requests: list[dict[str, Any]] = []
         self.scored: Counter[str] = Counter()
-        self.clock: Callable[[], float] = time.monotonic
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self.elsewhere = "http://127.0.0.1:1"  # where redirects point to
@@ -72,25 +63,6 @@ class Service(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         self.connections += 1
         super().process_request(request, client_address)
-
-    def most_in(self, seconds: float) -> int:
-        """The largest number of requests within this many seconds."""
-        times = sorted(self.arrivals)
-        return max(sum(start <= t <= start + seconds for t in times) for start in times)
-
-
-def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip a remote scorer's pauses: they advance a clock that times the service's requests."""
-    now = 100.0
-    service.clock = lambda: now
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(remote, "_PACES", {})
-    monkeypatch.setattr(remote, "Pace", lambda rate: Pace(rate, service.clock))
 
 
 @contextmanager
@@ -125,8 +97,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            number = len(self.server.arrivals)
-            self.server.arrivals.append(self.server.clock())
+            number = len(self.server.requests)
             self.server.requests.append(
                 {"path": self.path, "headers": dict(self.headers), "body": body}
             )

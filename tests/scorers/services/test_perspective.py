@@ -13,7 +13,6 @@ from tests.scorers.services.stand_ins import (
     Service,
     running,
     toxicity,
-    without_waiting,
 )
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer, score_texts
@@ -70,18 +69,6 @@ def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service)
     assert scores.values == pytest.approx([toxicity("first"), 0.0])
     with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 2\)$"):
         score_texts(quick(), ["first", ".."])
-
-
-def test_two_scorers_of_one_host_share_the_quota(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_waiting(service, monkeypatch)
-    both = [PerspectiveScorer(), PerspectiveScorer("INSULT")]
-    for i in range(10):
-        for scorer in both:
-            scorer.score([f"text {i}"])
-    assert len(service.requests) == 20
-    assert service.most_in(5) <= 5 + 1
 
 
 @pytest.mark.parametrize(

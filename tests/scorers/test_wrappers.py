@@ -1,0 +1,348 @@
+"""Ensembles, windows and fallbacks of scorers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import FakeScorer
+from tide.core.errors import (
+    InputError,
+    ScorerBrokenError,
+    ScorerError,
+    ScorerRefusedError,
+    ScorerUnavailableError,
+)
+from tide.core.settings import Settings
+from tide.core.text import splits_character
+from tide.runtime.acceptance import Acceptance
+from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
+from tide.scorers.base import (
+    Attributed,
+    Floats,
+    is_quick,
+    screen_of,
+)
+from tide.scorers.words import NeverScorer
+from tide.scorers.wrappers import (
+    CachedScorer,
+    ConfirmScorer,
+    FallbackScorer,
+    MaxScorer,
+    MeanScorer,
+    WindowedScorer,
+    split_words,
+)
+
+
+class TwoSides:
+    """Scores threat by length and insult by capitals; the larger is the score."""
+
+    name, threshold = "two@1", 0.5
+    attributes = ("threat", "insult")
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return self.score_attributes(texts).values
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        self.asked += 1
+        threat = np.array([min(1.0, len(text) / 100) for text in texts])
+        insult = np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in texts])
+        return Attributed(np.maximum(threat, insult), {"threat": threat, "insult": insult})
+
+    def close(self) -> None:
+        pass
+
+
+def constant(value: float, threshold: float) -> Scorer:
+    scorer = CallableScorer(lambda texts: [value] * len(texts))
+    scorer.name, scorer.threshold = f"constant@{value}", threshold
+    return scorer
+
+
+def test_max_and_mean() -> None:
+    scorers = [constant(0.2, 0.5), constant(0.9, 0.3)]
+    highest, mean = MaxScorer(scorers), MeanScorer(scorers)
+    assert score_texts(highest, ["one text", "two texts"]).values.tolist() == [0.9, 0.9]
+    assert mean.score(["one text"]) == pytest.approx([0.55])
+    assert highest.name == "max:constant@0.2,constant@0.9"
+    assert (highest.threshold, mean.threshold) == (0.3, pytest.approx(0.4))
+    assert highest.score([]).shape == mean.score([]).shape == (0,)
+
+
+def test_one_member_down_is_no_score() -> None:
+    def fail(texts: list[str]) -> list[float]:
+        raise TimeoutError("late")
+
+    for ensemble in (MaxScorer, MeanScorer, ConfirmScorer):
+        with pytest.raises(ScorerUnavailableError, match="late"):
+            score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"])
+
+
+def stated(factor: float = 1.0) -> FakeScorer:
+    """A scorer of the number that a text states."""
+    return FakeScorer(lambda text: float(text) * factor, name="stated", pace="whole")
+
+
+def test_the_second_scores_and_the_first_is_its_screen() -> None:
+    first, second = stated(), stated(0.25)
+    first.pace, first.threshold, second.threshold = "word", 0.3, 0.4
+    scorer = ConfirmScorer([first, second])
+    assert score_texts(scorer, ["0.005", "0.8"]).values == pytest.approx([0.00125, 0.2])
+    assert first.calls == []
+    assert screen_of(scorer) is first
+    assert (scorer.name, scorer.threshold, scorer.pace) == (
+        "confirm:stated,stated", 0.4, "word",
+    )  # fmt: skip
+    higher = ConfirmScorer([stated(), stated(1.2)])
+    assert higher.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
+
+
+def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
+    first, second = stated(), stated(0.25)
+    scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3, 0.5)])
+    screen = screen_of(scorer)
+    assert screen is not None
+    assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
+    assert second.calls == []
+    assert screen_of(MaxScorer([first, second])) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("max:pocket", "max: needs several scorers, as in max:A,B"),
+        ("confirm:pocket", "needs two scorers, as in confirm:pocket,exchange"),
+        ("confirm:pocket,sentence,pocket", "needs two scorers, as in confirm:pocket,exchange"),
+    ],
+)
+def test_members_are_two_or_more(spec: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load_scorer(spec)
+
+
+def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path: Path) -> None:
+    quick, slow = stated(), stated()
+    quick.quick = True
+    assert is_quick(MaxScorer([quick, quick]))
+    assert not is_quick(MaxScorer([quick, slow]))
+    confirm = ConfirmScorer([quick, slow])
+    assert not is_quick(confirm)
+    screen = screen_of(MaxScorer([confirm, quick]))
+    assert screen is not None
+    assert is_quick(screen)
+    assert not is_quick(CachedScorer(quick, tmp_path / "scores"))
+
+
+def test_the_worst_window_counts() -> None:
+    seen: list[str] = []
+
+    def bad_share(texts: list[str]) -> list[float]:
+        seen.extend(texts)
+        return [text.split().count("bad") / len(text.split()) for text in texts]
+
+    scorer = WindowedScorer(CallableScorer(bad_share), 4)
+    long = " ".join(["good"] * 20 + ["bad"] * 4 + ["good"] * 20)
+    assert scorer.score([long, "one bad word", long]) == pytest.approx([1.0, 1 / 3, 1.0])
+    assert all(len(text.split()) <= 4 for text in seen)
+    assert seen.count("one bad word") == 1
+    name = "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share@"
+    assert scorer.name.startswith(name)
+
+
+def test_an_override_acts_on_words_of_all_windows() -> None:
+    scorer = WindowedScorer(NeverScorer(["bad"]), 4)
+    long = "one two three four five six " * 3
+    assert scorer.score([f"\u202e{long}dab", f"{long}dab", f"{long}bad"]).tolist() == [1, 0, 1]
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "ccc", "..."]), max_size=40), st.integers(2, 9))
+def test_windows_cover_all_pairs_of_neighbours(words: list[str], size: int) -> None:
+    windows = split_words(" ".join(words), size)
+    assert all(len(window.split()) <= size for window in windows)
+    if len(words) <= size:
+        assert windows == [" ".join(words)]
+    pairs = {pair for w in windows for pair in itertools.pairwise(w.split())}
+    assert pairs == set(itertools.pairwise(words))
+
+
+CHARACTERS = {
+    "Han": "\u4eba \u4eec \u5f88 \u597d \u3002",
+    "kana": "\u3072 \u3068 \u30d2 \u30fc \u30c3",
+    "Thai": "\u0e04 \u0e19\u0e34 \u0e14\u0e35 \u0e46 \u0e01\u0e33",
+    "Khmer": "\u1781\u17d2\u1798\u17c2 \u179a \u1780 \u178f",
+    "Devanagari": "\u0939\u093f \u0928 \u0926\u0940 \u092e",
+    "emoji": "\U0001f468\u200d\U0001f469 \U0001f600 \U0001f1eb\U0001f1f7 \u2764\ufe0f",
+    "one word": "a b c d e\u0301",
+    "marks": "- = ! *",
+}
+
+
+@pytest.mark.parametrize("script", CHARACTERS)
+@pytest.mark.parametrize("words", [9, 100])
+def test_texts_without_spaces_are_split(script: str, words: int) -> None:
+    """Windows are short and cover all of a text of 1,101 characters."""
+    text = "".join(random.Random(0).choices(CHARACTERS[script].split(), k=1101))
+    end = 0
+    for window in split_words(text, words):
+        assert len(regex.findall(r"\X", window)) <= 8 * words
+        start = text.index(window)
+        assert start <= end < start + len(window)
+        assert not splits_character(text[:start], text[start:])
+        end = start + len(window)
+        assert not splits_character(text[:end], text[end:])
+    assert end == len(text)
+
+
+def test_words_of_a_usual_length_are_whole() -> None:
+    words = ["antidisestablishment", "na\u00efve,", "\u0414\u043e\u0431\u0440\u043e", "x" * 24, "y"]
+    assert split_words(" ".join(words), 2) == list(map(" ".join, itertools.pairwise(words)))
+    assert split_words("x" * 25, 3) == ["x" * 24, "x" * 9]
+
+
+def test_marks_without_end_hide_nothing() -> None:
+    text = "e" + "\u0301" * 1100 + " idiot"
+    windows = split_words(text, 9)
+    assert max(map(len, windows)) <= 9 * 64
+    assert windows[-1].endswith("idiot")
+
+
+TEXTS = ["calm", "rude"]
+
+
+class Guard(TwoSides):
+    """`TwoSides`, which raises `error` if it is set."""
+
+    error: Exception | None = None
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        if self.error is not None:
+            self.asked += 1
+            raise self.error
+        return super().score_attributes(texts)
+
+
+def second() -> FakeScorer:
+    """A scorer of 0.3 for calm and 0.7 for rude texts."""
+    return FakeScorer(lambda text: 0.7 if "rude" in text else 0.3, name="second@1", threshold=0.6)
+
+
+class Clock:
+    seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ScorerUnavailableError("down"),
+        ScorerRefusedError("no"),
+        ScorerBrokenError("broken"),
+        TimeoutError("slow"),
+        ConnectionError("lost"),
+    ],
+)
+def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
+    guard = Guard()
+    scorer = FallbackScorer([guard, second()], clock=Clock())
+    assert scorer.threshold == guard.threshold
+    up = score_texts(scorer, TEXTS)
+    assert up.values.tolist() == guard.score(TEXTS).tolist()
+    assert up.attributes["fallback"].tolist() == [0.0, 0.0]
+    assert up.known(0).keys() == {"threat", "insult", "fallback"}
+    guard.error = error
+    down = score_texts(scorer, TEXTS)
+    assert down.values.tolist() == [0.0, 1.0]
+    assert down.known(0) == {"fallback": 1.0}
+    for threshold in (0.05, 0.5, 0.95):
+        rule = Acceptance(Settings(toxicity_threshold=threshold, thresholds={"threat": 0.01}))
+        assert list(map(rule.passes, down.rows())) == [True, False]
+
+
+def test_other_errors_of_the_first_scorer_are_raised() -> None:
+    guard = Guard()
+    scorer = FallbackScorer([guard, second()])
+    for error in (ScorerError("rejects this text"), TypeError("a mistake")):
+        guard.error = error
+        with pytest.raises(ScorerError):
+            scorer.score(TEXTS)
+
+
+def test_no_text_passes_if_both_scorers_fail() -> None:
+    def dead(texts: list[str]) -> list[float]:
+        raise ConnectionError("down")
+
+    scorer = FallbackScorer([CallableScorer(dead), CallableScorer(dead)])
+    with pytest.raises(ScorerUnavailableError):
+        scorer.score(TEXTS)
+
+
+def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    guard, clock = Guard(), Clock()
+    scorer = FallbackScorer([guard, second()], clock=clock)
+    guard.error = ScorerUnavailableError("the guard is down")
+    with caplog.at_level(logging.WARNING, "tide"):
+        for _ in range(50):
+            scorer.score(TEXTS)
+        assert guard.asked == 1
+        clock.seconds += 9.9
+        scorer.score(TEXTS)
+        assert guard.asked == 1
+        clock.seconds += 0.2
+        scorer.score(TEXTS)
+        scorer.score(TEXTS)
+        assert guard.asked == 2
+        clock.seconds += 11
+        guard.error = None
+        assert scorer.score(TEXTS).tolist() == guard.score(TEXTS).tolist()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "the guard is down; second@1 decides until it answers again",
+        "scorer two@1 answers again",
+    ]
+
+
+def test_one_call_tries_the_first_scorer_again() -> None:
+    """Calls meanwhile do not wait for a scorer that hangs."""
+    guard, clock = Guard(), Clock()
+    guard.error = ScorerUnavailableError("down")
+    scorer = FallbackScorer([guard, second()], clock=clock)
+    scorer.score(TEXTS)
+    clock.seconds += 11
+    meanwhile: list[list[float]] = []
+
+    class Trying(Guard):
+        def score_attributes(self, texts: Sequence[str]) -> Attributed:
+            meanwhile.append(scorer.score(TEXTS).tolist())
+            return super().score_attributes(texts)
+
+    scorer._scorer = Trying()
+    assert score_texts(scorer, TEXTS).attributes["fallback"].tolist() == [0.0, 0.0]
+    assert meanwhile == [[0.0, 1.0]]
+
+
+def test_fallback_is_a_spec_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY._targets, "guard-of-test", Guard)
+    scorer = load_scorer("fallback:guard-of-test,lexicon")
+    assert scorer.name.startswith("fallback:two@1,lexicon")
+    members: list[Scorer] = [Guard(), second()]
+    with pytest.raises(InputError, match="fallback:cache:A,B"):
+        CachedScorer(FallbackScorer(members))
+    with pytest.raises(InputError, match="two scorers"):
+        FallbackScorer(members[:1])
