@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.scorers.wrappers.stand_ins import TwoSides
+from tests.scorers.test_wrappers import TwoSides
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.base import attributes_of
