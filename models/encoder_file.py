@@ -11,6 +11,7 @@ processors without VNNI add two products of 8 bits in 16.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from tide.scorers.encoder import VOCABULARY, Shape
+from tide.scorers.encoder import SHAPE, VOCABULARY, Shape
 
 Array = NDArray[np.float32]
 FAR = 1e4  # subtracted from the context's vectors, so that they are never the maximum
@@ -43,7 +44,8 @@ def write(
     pair: the network also reads a context, and has a vector for each of the two types of tokens.
     """
     model = Graph(weights, heads, exact).model(pair)
-    metadata = {**shape.metadata(), VOCABULARY: "\n".join(pieces)}
+    described = json.dumps(shape.model_dump(), sort_keys=True)
+    metadata = {SHAPE: described, VOCABULARY: "\n".join(pieces)}
     helper.set_model_props(model, dict(sorted(metadata.items())))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(model.SerializeToString(deterministic=True))

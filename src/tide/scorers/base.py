@@ -193,12 +193,6 @@ def is_concurrent(scorer: Scorer) -> bool:
     return getattr(scorer, "concurrent", False) is True
 
 
-def slowest_pace(scorers: Sequence[Scorer]) -> str:
-    """Return the slowest pace of several scorers that are called together."""
-    tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
-    return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
-
-
 def screen_of(scorer: Scorer) -> Scorer | None:
     """Return the scorer's `screen` (see `Scorer`), or None."""
     return getattr(scorer, "screen", None)
@@ -296,7 +290,9 @@ class ScorerWrapper(AttributedScorer):
         self.name = self._scorer.name
         self.threshold = self._scorer.threshold
         self.reads = "exchange" if any(map(reads_exchanges, scorers)) else "text"
-        self.pace = slowest_pace(scorers)
+        tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
+        # The slowest pace, since all are called together.
+        self.pace = max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
         self.quick = all(map(is_quick, scorers))
         self.concurrent = all(map(is_concurrent, scorers))
         names = [name for scorer in scorers for name in attributes_of(scorer)]

@@ -6,7 +6,6 @@ writes: an ONNX graph, run by onnxruntime, whose metadata holds the wordpieces a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,7 @@ from tide.scorers.pocket import digest, normalize, sigmoid
 
 _LOG = logger(__name__)
 
-_SHAPE = "encoder"  # the entry of the metadata with the `Shape`
+SHAPE = "encoder"  # the entry of the metadata with the `Shape`
 VOCABULARY = "vocabulary"  # the entry of the metadata with the wordpieces, one per line
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
 _LONGEST_WORD = 100  # as in BERT, a longer word is unknown
@@ -57,14 +56,11 @@ class Shape(BaseModel):
     scale: _Finite = 1.0
     offset: _Finite = 0.0
 
-    def metadata(self) -> dict[str, str]:
-        return {_SHAPE: json.dumps(self.model_dump(), sort_keys=True)}
-
     @classmethod
     def of(cls, metadata: Mapping[str, str]) -> Shape:
         """Validate the entry of a file's metadata. Raises ValueError."""
         try:
-            return cls.model_validate_json(metadata.get(_SHAPE, "{}"))
+            return cls.model_validate_json(metadata.get(SHAPE, "{}"))
         except ValidationError as error:
             raise ValueError(f"bad metadata: {problem(error)}") from None
 

@@ -400,7 +400,8 @@ class LocalGuard(PlainScorer):
             answers = self._answers([self._prompt(exchange) for exchange in batch], tokens)
             for exchange, answer in zip(batch, answers, strict=True):
                 role = self._family.turns(exchange)[-1]["role"]
-                scores.append(self._read(answer, role).score)
+                verdict = self._family.verdict(self.name, role, answer, self._begun)
+                scores.append(verdict.score)
         return np.array(scores, dtype=np.float64)
 
     def close(self) -> None:
@@ -453,9 +454,6 @@ class LocalGuard(PlainScorer):
     def _text(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))
 
-    def _read(self, answer: Sequence[Token], role: str) -> Verdict:
-        return self._family.verdict(self.name, role, answer, self._begun)
-
     def _try_out(self) -> None:
         """Find out how the template reads messages, and what the guard writes before a verdict."""
         exchange = Exchange("How is the weather?", HEALTH_TEXT)
@@ -465,7 +463,7 @@ class LocalGuard(PlainScorer):
             self._in_parts = True
         with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
             (answer,) = self._answers([self._prompt(exchange)], self._family.tokens)
-            before = self._read(answer, "assistant").before
+            before = self._family.verdict(self.name, "assistant", answer).before
         # Reasoning depends on the scored text, so it cannot begin the answers about other texts.
         if not _TAGS.sub("", before.replace(self._family.lead, "")).strip():
             self._begun = before
