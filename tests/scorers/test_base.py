@@ -159,7 +159,7 @@ def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]
     ],
 )
 def test_numbers_of_every_type_are_scores(answer: Any) -> None:
-    expected = [float(value) for value in answer]
+    expected = [float(value) for value in answer.tolist()]
     assert score_texts(Answering(lambda: answer), TEXTS).values.tolist() == expected
 
 
