@@ -154,6 +154,8 @@ def summary_table(
     for label, count in counts.items():
         if count:
             table.add_row(label, "", str(count))
+    if counts["repaired while written"]:
+        table.caption = "before: unknown, as repaired answers have no whole original"
     table.add_section()
     for label, field in _COSTS.items():
         cost = fmean(getattr(trial, field) or 0 for trial in trials)
