@@ -80,11 +80,18 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    return all(parts_of(text, _is_ordinary))
+    if has_grown(text):
+        return all(parts_of(text, _is_ordinary_part))
+    return _is_ordinary(text) if len(text) < _SHORT else _is_ordinary.__wrapped__(text)
+
+
+@lru_cache(maxsize=512)
+def _is_ordinary(text: str) -> bool:  # each step that reads a text asks
+    return _ORDINARY.fullmatch(text) is not None
 
 
 @lru_cache(maxsize=2**14)
-def _is_ordinary(part: str) -> bool:
+def _is_ordinary_part(part: str) -> bool:
     return _ORDINARY.fullmatch(part) is not None
 
 
@@ -328,6 +335,11 @@ def parts_of(text: str, read: Callable[[str], _Part]) -> list[_Part]:
     return _parts(text).read(read)
 
 
+def has_grown(text: str) -> bool:
+    """Whether a text has grown from one that was read before, so that few of its parts are new."""
+    return len(text) < _SHORT and _parts(text).has_grown
+
+
 def _read_part(part: str, read: Any) -> Any:
     is_short = len(part) <= _LONGEST_PART
     return read(part) if is_short else read.__wrapped__(part)
@@ -345,11 +357,12 @@ class _Parts:
         self._values: dict[Any, list[Any]] = {}
         self._older: _Parts | None = None
         self.parts: list[str]
+        self.has_grown = False
         head = self.head
         for _ in range(_MOST_NEW):
             older = _newest.get(head[-_TAIL:]) if head else None
             if older is not None and older.head.endswith(head):
-                self._older = older
+                self._older, self.has_grown = older, True
                 older._older = None
                 self._gone = older.head.count(" ", 0, len(older.head) - len(head))
                 first, _, _ = head.partition(" ")

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
-from tide.scorers.disguises import ReadingScorer, digest_of, is_ordinary, parts_of
+from tide.scorers.disguises import ReadingScorer, digest_of, has_grown, is_ordinary, parts_of
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -105,8 +105,9 @@ def words_of(text: str) -> list[str]:
 
 def _has_letters_apart(text: str) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    lone = bytes(parts_of(text, _has_lone_letter))
-    return b"\1\1\1" in lone and _LETTERS_APART.search(text) is not None
+    if has_grown(text) and b"\1\1\1" not in bytes(parts_of(text, _has_lone_letter)):
+        return False
+    return _LETTERS_APART.search(text) is not None
 
 
 @lru_cache(maxsize=2**14)
