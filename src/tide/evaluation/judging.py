@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,13 +198,11 @@ class Reference:
     def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
+        if engine not in ("transformers", "vllm"):
+            raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
         self.name = model
-        with ExitStack() as opened:
-            self._engine: Any = opened.enter_context(load_engine(engine, model, **engine_options))
-            if not hasattr(self._engine, "tokenizer"):
-                raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
-            self.weights = weights_of(model, engine_options.get("revision"))
-            opened.pop_all()
+        self._engine: Any = load_engine(engine, model, **engine_options)
+        self.weights = weights_of(model, engine_options.get("revision"))  # may be downloaded now
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.
