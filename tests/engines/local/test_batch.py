@@ -185,10 +185,11 @@ def test_long_and_short_rows_are_written_as_alone() -> None:
     rows = [(6, 9), (300, 9), (2, 90), *((30 + n, 15) for n in range(5))]
     with TransformersEngine("pocket-chat", max_batch=4) as engine:
         prompts = [[5 + (7 * i + length) % 200 for i in range(length)] for length, _ in rows]
-        samplings = [greedy(tokens) for _, tokens in rows]
+        # Drawn at random, since a greedy text repeats itself, whatever it reads.
+        samplings = [greedy(tokens).model_copy(update={"temperature": 1.0}) for _, tokens in rows]
         together = completed(engine, prompts, samplings)
-        for prompt, sampling, completion in zip(prompts, samplings, together, strict=True):
-            assert [completion] == completed(engine, [prompt], sampling)
+        for seed, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            assert completed(engine, [prompt], sampling, [seed]) == [together[seed]]
 
 
 def test_lowest_priority_number_enters_first(small: TransformersEngine) -> None:
@@ -268,10 +269,15 @@ def test_row_that_is_cancelled_while_it_waits_is_never_read(small: TransformersE
         ]
         running = asyncio.gather(*others)
         await clock.reach(1)
-        waiting = asyncio.ensure_future(small.complete([Request([7] * 11, greedy(5), priority=9)]))
+        waiting = [
+            asyncio.ensure_future(small.complete([Request(ids, greedy(5), priority=9)]))
+            for ids in ([7] * 11, [7, 8], [7] * 12)
+        ]
         await clock.reach(4)
-        waiting.cancel()
+        waiting[0].cancel()
+        waiting[2].cancel()
         await running
+        await waiting[1]
 
     shapes: list[tuple[int, int]] = []
     with before_each_pass(small, lambda arguments: shapes.append(shape_of(arguments))):
