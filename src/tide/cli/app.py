@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from tide.cli import doctor, evaluate, fit, methods, run, scorers, serve
@@ -13,6 +15,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    # `main` has answered `--version` before the commands were imported.
+    return
+
+
 app.command("run", cls=Command)(run.run)
 app.command("eval", cls=Command)(evaluate.evaluate)
 app.command("judge", cls=Command)(evaluate.judge)
