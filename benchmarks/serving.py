@@ -109,9 +109,8 @@ class Server:
 @contextmanager
 def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
     """Start the server of this name; kill it at the end."""
-    tide = [*TIDE, "--model", options.model, "--preset", options.preset]
-    tide += ["--served-model-name", "bench"]
-    ours = ["--scorer", options.scorer]
+    tide = [*TIDE, "--model", options.model, "--served-model-name", "bench"]
+    ours = ["--scorer", options.scorer, "--strategy", options.strategy]
     if options.toxicity_threshold is not None:
         ours += ["--toxicity-threshold", str(options.toxicity_threshold)]
     if name == "vllm":
@@ -119,7 +118,7 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
             yield server
     else:
         nothing = ["--scorer", f"{__file__}:Nothing"]
-        plain = [*nothing, "--max-iterations", "1", "--block-tokens", "0"]
+        plain = [*nothing, "--strategy", "backtrack:pace=sentence"]
         engine = ["--engine", "vllm", "--dtype", options.dtype]
         engine += ["--engine-option", "enforce_eager=true"]
         further = {
@@ -302,8 +301,8 @@ def main() -> None:
     )
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
-    parser.add_argument("--preset", default="backtrack")
-    parser.add_argument("--toxicity-threshold", type=float, help="default: by the preset")
+    parser.add_argument("--strategy", default="backtrack")
+    parser.add_argument("--toxicity-threshold", type=float, help="default: by the strategy")
     parser.add_argument("--dtype", default="float32", help="data type of vLLM")
     parser.add_argument(
         "--servers",

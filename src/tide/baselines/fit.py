@@ -125,7 +125,7 @@ class Labelled:
 
 
 def read_labelled(paths: Iterable[Path]) -> Labelled:
-    """Read labelled texts and pairs by `data.labelled.read_entries`, grouped by their `source`.
+    """Read labelled texts and pairs by `data.texts.read_entries`, grouped by their `source`.
 
     Raises InputError if there are no rows, or if a row is neither a text nor a pair.
     """

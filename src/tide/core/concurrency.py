@@ -208,8 +208,9 @@ def portal_of(owner: object, kind: str = "engine", error: type[TideError] = Engi
 class Mailbox(Generic[_T]):
     """Takes items from any thread. One coroutine iterates over the items until `end` is called.
 
-    The readers of items that another loop puts during one turn are woken together: waking a thread
-    costs more than most items, and the woken thread takes the interpreter's lock.
+    When one loop puts items for readers in another loop, it wakes that loop once for all items of a
+    turn: waking a thread costs more than most items, and the woken thread takes the interpreter's
+    lock.
     """
 
     # Readers to wake, by the loop in which items were put and the readers' loop.

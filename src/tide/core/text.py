@@ -1,5 +1,7 @@
 """Finds boundaries of characters, words and sentences among tokens, in any script.
 
+Also tells whether a text is degenerate, and separates reasoning at its beginning from the rest.
+
 A character is an extended grapheme cluster of Unicode: a letter with its marks, a Hangul syllable,
 an emoji of several code points. *Pieces* are the texts of tokens from `Engine.token_texts`; the
 piece of a token that ends inside a code point is empty.

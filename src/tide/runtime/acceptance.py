@@ -31,7 +31,8 @@ class Acceptance:
         """Return the score on the scale of `toxicity_threshold`, in [0, 1].
 
         A text reaches `toxicity_threshold` on this scale if it reaches any of its limits, except
-        those that `on_fail` only flags.
+        those that `on_fail` only flags: with a threshold of 0.1 and a limit of 0.4 for insults, an
+        insult of 0.2 counts as 0.05.
         """
         settings = self.settings
         if score.empty or not (settings.thresholds or settings.on_fail):

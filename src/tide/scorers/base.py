@@ -107,10 +107,9 @@ class Scorer(Protocol):
         highest_of: The attributes whose highest value is the score; none by default, which means
             that the score is computed otherwise. See the setting `thresholds`.
         fallback: Name of the scorer that decides while this one is down; none by default.
-        window: Number of tokens at the end of a growing text that the scorer reads at once, for a
-            scorer that reads a longer text in windows, each at the cost of a call. What came before
-            was read at an earlier position. By default, a long text is scored in a short and in a
-            long window.
+        window: Of a growing text, the scorer gets at least this many tokens of the model at the
+            end, instead of a short and a long window. For a scorer that reads a longer text in
+            parts, each at the cost of a call.
         screen: A quicker scorer, or None (default). Of a growing text, the scorer itself scores
             what the screen rejects, and each sentence and the whole text at its end. What only
             the screen has scored is not given out.

@@ -1,4 +1,4 @@
-"""`pocket`, the default scorer: one linear model on hashed word and character n-grams.
+"""`pocket`, the quick scorer of the default: one linear model on hashed word and character n-grams.
 
 Everything that turns a text into features lives here; `models/train_pocket_scorer.py` imports it,
 so that training and scoring cannot diverge: the metadata of the weights file holds a fingerprint of
@@ -246,9 +246,9 @@ class Sums:
         return columns
 
     def _before(self, words: list[str]) -> tuple[_Window | None, int]:
-        """Take the window of a text from which this one has grown, if one is known.
+        """Take the window of an earlier text that this one continues, if one is known.
 
-        Also return the number of its words before this text's first words.
+        Also return how many of the earlier text's first words this one no longer has.
         """
         for end in range(len(words), max(_TAIL, len(words) - _GROWN) - 1, -1):
             tail = tuple(words[end - _TAIL : end])
