@@ -18,6 +18,7 @@ from tide.detoxifier.presets import preset_values
 from tide.evaluation import evaluate
 from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.search import resolve_settings
+from tide.search.tide import TideStrategy
 from tide.server.policies import CommandLine
 
 
@@ -26,6 +27,12 @@ def test_unknown_preset() -> None:
         preset_values("nonsense", "any")
     with pytest.raises(InputError, match="unknown preset 'backtrak'; did you mean 'backtrack'"):
         preset_values("backtrak", "any")
+
+
+def test_strategy_class_has_the_preset_of_the_model() -> None:
+    assert preset_values("auto", "pocket", TideStrategy) == preset_values("auto", "pocket", "tide")
+    with scripted_engine() as engine, Detoxifier(engine, strategy=TideStrategy) as detox:  # type: ignore[arg-type]
+        assert detox.settings.toxicity_threshold == 0.1
 
 
 def test_every_door_has_the_same_defaults() -> None:

@@ -55,7 +55,7 @@ def preset_for(model: str) -> str:
     return "relative"
 
 
-def preset_name(preset: str, model: str, strategy: str | None = None) -> str:
+def preset_name(preset: str, model: str, strategy: str | type | None = None) -> str:
     """Return the preset that "auto" stands for; return any other name unchanged.
 
     "auto" stands for the default preset. If `strategy` differs from the strategy of the default
@@ -63,11 +63,13 @@ def preset_name(preset: str, model: str, strategy: str | None = None) -> str:
     """
     if preset != "auto":
         return preset
-    other = strategy is not None and strategy.partition(":")[0] != DEFAULT
-    return preset_for(model) if other else DEFAULT
+    if strategy is None:
+        return DEFAULT
+    is_default = isinstance(strategy, str) and strategy.partition(":")[0] == DEFAULT
+    return DEFAULT if is_default else preset_for(model)
 
 
-def preset_values(preset: str, model: str, strategy: str | None = None) -> dict[str, Any]:
+def preset_values(preset: str, model: str, strategy: str | type | None = None) -> dict[str, Any]:
     """Return the settings of a preset by name; see also `preset_name`.
 
     Raises InputError for an unknown name.
