@@ -157,15 +157,14 @@ def serve(
     _limit_threads()
     _check_environment()
     bounds = validated(Limits, limits or {})
-    if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
+    values = overrides or {}
+    if values.pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
     if monitor_texts and monitor_log is None:
         raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     if perspective:
         model, engine = "none", "none"
     _prepare_workers(workers, engine)
-    for package in ("uvicorn", "fastapi", "prometheus_client"):
-        require(package, "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import telemetry  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
@@ -174,13 +173,10 @@ def serve(
 
     provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
-    values = overrides or {}
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
-    reloads: SimpleQueue[int] = SimpleQueue()
-    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
-        signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
+    reloads = _signals_to_reload(policies)
     if engine == "openai":  # a gateway may start before its server
         engine_options = {"required": False, **(engine_options or {})}
 
@@ -205,15 +201,14 @@ def serve(
         if sys.stderr.isatty():
             ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.")
         if policies is not None:
-            arguments = (table, reloads)
-            thread = threading.Thread(target=_reload, args=arguments, name="tide policies")
-            thread.daemon = True
-            thread.start()
+            _start_reloading(table, reloads)
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
 
 
 def _check_environment() -> None:
-    """Raise InputError for an environment variable that names no option."""
+    """Raise an error for a missing package, or an environment variable that names no option."""
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, "gateway")
     known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
     for name in sorted(os.environ.keys() - known):
         if name.startswith(f"{PREFIX}_"):
@@ -243,8 +238,21 @@ def _limit_threads() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // 2)))
 
 
+def _signals_to_reload(policies: Path | None) -> SimpleQueue[int]:
+    """Return a queue of the signals to reload a file of policies; no signal ends the server."""
+    reloads: SimpleQueue[int] = SimpleQueue()
+    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
+    return reloads
+
+
+def _start_reloading(policies: Policies, reloads: SimpleQueue[int]) -> None:
+    """Reload the policies at each signal; in a thread, since scorers load slowly."""
+    arguments = (policies, reloads)
+    threading.Thread(target=_reload, args=arguments, name="tide policies", daemon=True).start()
+
+
 def _reload(policies: Policies, reloads: SimpleQueue[int]) -> None:
-    """Reload the policies at each signal in `reloads`; in a thread, since scorers load slowly."""
     while True:
         reloads.get()
         try:

@@ -132,18 +132,14 @@ def evaluate(
     progress = progress or Progress()
     references = _references(reference, name_of(model), progress)
     options = dict(engine_options or {})
-    config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
     with ExitStack() as stack:
         guide, outside = _open_scorer(scorer, stack), _open_judges(judges, stack)
         with _loaded(model, engine, options) as (loaded, described):
+            config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
             chosen = [load_method(spec, Loaded(loaded, guide.scorer), rules) for spec in specs]
-            name = f"{slug(prompts.name)}-{slug(Path(described['model']).name)}"
-            folder = Path(out or Path("runs", name))
-            paths = [folder / slug(method.name) for method in chosen]
-            if len(set(paths)) < len(paths):
-                raise InputError("--methods: a method is named twice")
+            paths = _folders(chosen, out, prompts.name, described["model"])
             for path in paths:
                 stack.enter_context(writing(files_of(path).records))
             failed = {}
@@ -152,6 +148,17 @@ def evaluate(
         measuring = _measuring(reference_engine, reference_options, options)
         _measure(paths, references, measuring, progress)
         return [_part(replace(read_run(path), failed=failed[path]), prompts.rows) for path in paths]
+
+
+def _folders(
+    methods: Sequence[Method], out: str | Path | None, benchmark: str, model: str
+) -> list[Path]:
+    """Return the folder of each method's run. Raises InputError if two methods have one folder."""
+    folder = Path(out or Path("runs", f"{slug(benchmark)}-{slug(Path(model).name)}"))
+    paths = [folder / slug(method.name) for method in methods]
+    if len(set(paths)) < len(paths):
+        raise InputError("--methods: a method is named twice")
+    return paths
 
 
 @contextmanager
