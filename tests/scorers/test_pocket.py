@@ -226,6 +226,24 @@ def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     assert unmasked(text) == disguises._without_masks.__wrapped__(text)
 
 
+def test_texts_that_end_alike_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts with one ending, such as a signature, do not slow those that come later."""
+    scorer, compared = PocketScorer(), 0
+    gone = pocket._Window.gone
+
+    def counted(window: pocket._Window, words: list[str]) -> int | None:
+        nonlocal compared
+        compared += 1
+        return gone(window, words)
+
+    monkeypatch.setattr(pocket._Window, "gone", counted)
+    for first, second in itertools.product("abcdefghij", repeat=2):
+        scorer.score([f"x{first} y{second} z{first}{second} kind regards from Berlin"])
+    compared = 0
+    scorer.score(["another letter says kind regards from Berlin"])
+    assert compared <= 8
+
+
 def test_a_growing_text_is_cut_into_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The characters that are read grow with the text, not with its square."""
     read = 0

@@ -318,6 +318,19 @@ def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     ]
 
 
+def test_first_scorer_answers_another_thread_meanwhile() -> None:
+    guard = Guard()
+    guard.error = ScorerUnavailableError("down")
+
+    def clock() -> float:
+        scorer._retry_at = None  # as another thread does after an answer
+        return 0.0
+
+    scorer = FallbackScorer([guard, second()], clock=clock)
+    for _ in range(2):
+        assert len(scorer.score(TEXTS)) == len(TEXTS)
+
+
 def test_one_call_tries_the_first_scorer_again() -> None:
     """Calls meanwhile do not wait for a scorer that hangs."""
     guard, clock = Guard(), Clock()

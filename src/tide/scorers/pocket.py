@@ -198,7 +198,7 @@ PairColumn = Callable[[str, str], int | None]
 _TAIL = 3  # words by which a text finds the text from which it has grown
 _GROWN = 4  # maximum number of words by which it has grown
 _NEAR = 8  # words of which its length and its beginning may differ
-_MOST_WORDS, _MOST_TEXTS = 256, 512
+_MOST_WORDS, _MOST_TEXTS, _MOST_ALIKE = 256, 512, 8
 
 
 class Sums:
@@ -223,11 +223,24 @@ class Sums:
             return self._from_scratch(words)
         with self._lock:
             window, gone = self._before(words)
-            self._windows.setdefault(tuple(words[-_TAIL:]), []).append(window or _Window(words))
-            if len(self._windows) > _MOST_TEXTS:
-                self._windows.popitem(last=False)
-            # Most texts that are scored do not grow, and nothing is made for their first words.
-            return self._from_scratch(words) if window is None else self._moved(window, gone, words)
+            if window is None:
+                # Most texts that are scored do not grow, and nothing is made for their first words.
+                total = self._from_scratch(words)
+                window = _Window(words)
+            else:
+                total = self._moved(window, gone, words)
+            self._remember(window)
+            return total
+
+    def _remember(self, window: _Window) -> None:
+        tail = tuple(window.words[-_TAIL:])
+        windows = self._windows.setdefault(tail, [])
+        windows.append(window)
+        # Many texts may end alike, as with a signature. Each later one would be compared with all.
+        del windows[:-_MOST_ALIKE]
+        self._windows.move_to_end(tail)
+        if len(self._windows) > _MOST_TEXTS:
+            self._windows.popitem(last=False)
 
     def _from_scratch(self, words: Sequence[str]) -> tuple[float, int]:
         columns = list(set(self._columns(words, words)))

@@ -231,8 +231,9 @@ class FallbackScorer(ScorerWrapper):
         self._retry_at: float | None = None  # while the first scorer is down
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        if self._retry_at is not None:
-            if self._clock() < self._retry_at:
+        retry_at = self._retry_at  # another thread may set it meanwhile
+        if retry_at is not None:
+            if self._clock() < retry_at:
                 return self._verdicts(texts)
             self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
         try:
