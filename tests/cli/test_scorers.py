@@ -184,6 +184,23 @@ def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
     assert figures["texts"] == 1  # a scorer of texts reads no context
 
 
+@pytest.mark.parametrize(
+    "command", [["run", "--input"], ["score", "--input"], ["scorers", "compare"]], ids=str
+)
+def test_output_that_is_an_input_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    content = json.dumps({"text": "a text", "prompt": "a text", "toxicity": 0.0}) + "\n"
+    path.write_text(content)
+    (tmp_path / "folder").mkdir()
+    output = tmp_path / "folder" / ".." / "texts.jsonl"
+    code = tide(*command, path, "--output", output, "--overwrite")
+    assert code == 1
+    assert "is also read as an input" in capsys.readouterr().err
+    assert path.read_text() == content
+
+
 def test_score_file_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, output = tmp_path / "a.csv", tmp_path / "scores.jsonl"
     path.write_text("id,text\nx,Have a nice day\ny,you stupid idiot\n")

@@ -89,7 +89,7 @@ def test_references_by_name(name: str, model: str, expected: str | None) -> None
 
 
 def test_reference_needs_an_engine_with_a_tokenizer() -> None:
-    with pytest.raises(InputError, match="reference engine 'openai': has no tokenizer"):
+    with pytest.raises(InputError, match="expected transformers or vllm, got 'openai'"):
         Reference("a/model", "openai")
 
 

@@ -22,7 +22,7 @@ from tide.cli.display import (
     summary_table,
 )
 from tide.core.errors import InputError, PromptRefusedError, TideError
-from tide.data.files import writing
+from tide.data.files import refuse_inputs, writing
 from tide.data.records import Record, read_records
 from tide.data.texts import Row, read_rows
 from tide.evaluation.console import Bars, masked
@@ -88,6 +88,7 @@ def run(
     """
     # 1. Check the options, and read the prompts.
     _check_output(output, shape)
+    refuse_inputs(output, [input_file])
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.experiment import Job, describe  # noqa: PLC0415

@@ -25,7 +25,7 @@ from tide.cli.display import (
 )
 from tide.core.errors import InputError
 from tide.core.results import format_score
-from tide.data.files import replaced, write_text, writing
+from tide.data.files import refuse_inputs, replaced, write_text, writing
 from tide.data.texts import Row, read_rows
 from tide.evaluation.console import masked
 from tide.scorers import DEFAULT_SCORER
@@ -74,6 +74,7 @@ def score(
 
     with nullcontext() if output is None else writing(output):
         _refuse_existing(output, overwrite)
+        refuse_inputs(output, [input_file])
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -149,6 +150,7 @@ def compare(
 
     # 1. Load scorers and texts.
     _refuse_existing(output, overwrite)
+    refuse_inputs(output, files)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
 

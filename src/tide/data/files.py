@@ -6,7 +6,7 @@ import codecs
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -71,6 +71,15 @@ def as_text(line: bytes, where: str) -> str:
     if "\0" in text:
         raise InputError(f"{where}: holds a NUL character; if it is UTF-16, convert it to UTF-8")
     return text
+
+
+def refuse_inputs(output: Path | None, inputs: Iterable[Path | None]) -> None:
+    """Raise InputError if the output is one of the input files, which would be destroyed."""
+    if output is None or not output.exists():
+        return
+    for path in filter(None, inputs):
+        if path.exists() and path.samefile(output):
+            raise InputError(f"{output}: is also read as an input ({path}); write elsewhere")
 
 
 @contextmanager

@@ -520,9 +520,10 @@ class Engine(ABC):
         for name in ("min_new_tokens", "stop", "repetition_penalty", "server_fields"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
             if not off and name not in self.capabilities:
+                other = "openai" if name == "server_fields" else "transformers"
                 raise InputError(
                     f"{name}: not supported by {type(self).__name__}; leave it at "
-                    f"{Sampling.model_fields[name].default!r}, or use the engine 'transformers'"
+                    f"{Sampling.model_fields[name].default!r}, or use the engine {other!r}"
                 )
 
     @property

@@ -162,10 +162,12 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
     for where, content in read_objects(path, drop_cut=True):
         line = _line(content, where)
         by_policy.setdefault(line.policy, []).append(line)
+    if not by_policy:
+        raise InputError(f"{path}: holds no answers")
     if policy is None and len(by_policy) == 1:
         (policy,) = by_policy
     if policy not in by_policy:
-        names = ", ".join(by_policy) or "none"
+        names = ", ".join(by_policy)
         raise InputError(f"--policy: name a policy of {path}, which has: {names}")
     lines = by_policy[policy]
     known = [line.accepted_above for line in lines if line.accepted_above is not None]

@@ -192,14 +192,14 @@ class Reference:
 
     weights: digest of the model's files, if they are known.
     engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
-    Raises InputError for an engine without a local tokenizer, and for unknown options.
+    Raises InputError for an engine other than these two, and for unknown options.
     """
 
     def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
         if engine not in ("transformers", "vllm"):
-            raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
+            raise InputError(f"--reference-engine: expected transformers or vllm, got {engine!r}")
         self.name = model
         self._engine: Any = load_engine(engine, model, **engine_options)
         self.weights = weights_of(model, engine_options.get("revision"))  # may be downloaded now
