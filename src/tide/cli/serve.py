@@ -155,7 +155,6 @@ def serve(
     """
     # 1. Check the options, before anything is loaded.
     _limit_threads()
-    _check_environment()
     bounds = validated(Limits, limits or {})
     values = overrides or {}
     if values.pop("on_unresolved", "refuse") != "refuse":
@@ -165,6 +164,7 @@ def serve(
     if perspective:
         model, engine = "none", "none"
     _prepare_workers(workers, engine)
+    _check_environment()
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import telemetry  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
@@ -359,7 +359,10 @@ def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
 
 
 def _prepare_workers(count: int, engine: str) -> None:
-    """Prepare for `count` processes. Raises InputError if this engine's model needs one process."""
+    """Prepare for `count` processes. Raises InputError if this engine's model needs one process.
+
+    Must be called before prometheus_client is imported, which then decides whether processes share.
+    """
     if count == 1:
         return
     if engine not in ("openai", "none"):
