@@ -47,7 +47,7 @@ def main() -> None:
         sys.exit("error: standard output or error is closed; redirect it to a file or /dev/null")
     try:
         with stopping.listening():
-            if sys.argv[1:] == ["--version"]:
+            if sys.argv[1:2] == ["--version"]:  # answered before the commands are imported
                 print(version("tide-detox"))
             else:
                 _run()

@@ -21,7 +21,7 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    # `main` has answered `--version` before the commands were imported.
+    # `main` has answered `--version`; it stands here for the help.
     return
 
 

@@ -73,8 +73,7 @@ def score(
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        _refuse_existing(output, overwrite)
-        refuse_inputs(output, [input_file])
+        _check_output(output, overwrite, [input_file])
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -112,9 +111,10 @@ def score(
     OUTPUT.print(table)
 
 
-def _refuse_existing(output: Path | None, overwrite: bool) -> None:
+def _check_output(output: Path | None, overwrite: bool, inputs: Sequence[Path | None]) -> None:
     if output is not None and output.exists() and not overwrite:
         raise InputError(f"{output}: exists; write to another file, or use --overwrite")
+    refuse_inputs(output, inputs)
 
 
 def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
@@ -149,8 +149,7 @@ def compare(
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
 
     # 1. Load scorers and texts.
-    _refuse_existing(output, overwrite)
-    refuse_inputs(output, files)
+    _check_output(output, overwrite, files)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
 

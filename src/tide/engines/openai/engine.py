@@ -139,8 +139,7 @@ class OpenAIEngine(Engine):
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[Token]]:
         return [
-            [prompt] if isinstance(prompt, ChatText) else list(words_of(prompt))
-            for prompt in prompts
+            [prompt] if isinstance(prompt, ChatText) else words_of(prompt) for prompt in prompts
         ]
 
     def _encode(self, text: str) -> Prompt:
