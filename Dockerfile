@@ -10,8 +10,8 @@
 # docker build --build-arg EXTRA=server --build-arg MODELS=./models --build-arg ENGINE=transformers \
 #     --tag tide .
 # docker run --publish 127.0.0.1:8000:8000 --env-file serve.env tide
-# A tag, since a digest would miss the updates of its system. A build that must be repeatable takes the
-# digest that `docker buildx imagetools inspect python:3.11-slim-bookworm` prints.
+# A tag, so that a build has the latest updates of its system. .github/workflows/release.yml builds from
+# the digest that the tag has then.
 FROM python:3.11-slim-bookworm
 
 ARG EXTRA=gateway

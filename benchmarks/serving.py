@@ -180,12 +180,12 @@ def _vllm(options: argparse.Namespace) -> Iterator[Server]:
 def _process(command: list[str], options: argparse.Namespace, **more: Any) -> Iterator[Any]:
     """Start a process with `options.threads` threads; kill it and its descendants at the end."""
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
-    own = {
+    limits = {
         "OMP_NUM_THREADS": str(options.threads),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
     }
-    process = subprocess.Popen(command, env={**os.environ, **own}, **more)
+    process = subprocess.Popen(command, env={**os.environ, **limits}, **more)
     try:
         yield process
     finally:
@@ -202,10 +202,10 @@ def _family(pid: int) -> list[int]:
         with suppress(OSError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             parents.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for one in found:
-        found += parents.get(one, ())
-    return found
+    pids = [pid]
+    for member in pids:
+        pids += parents.get(member, ())
+    return pids
 
 
 def _resident(pid: int) -> float:
@@ -258,17 +258,17 @@ async def load(
     server: Server, prompts: Sequence[str], tokens: int, options: argparse.Namespace
 ) -> Load:
     """Send all requests, from clients that wait for answers or (--rate) at random times."""
-    found, dice = Load(), random.Random(options.seed)
+    outcome, dice = Load(), random.Random(options.seed)
 
-    async def one(client: httpx.AsyncClient, number: int) -> None:
+    async def send(client: httpx.AsyncClient, number: int) -> None:
         body = {"model": "bench", "prompt": prompts[number % len(prompts)], "stream": True}
         body |= {"max_tokens": tokens, "temperature": options.temperature, "seed": options.seed}
         times = await ask(client, server, body, time.monotonic())
         if times is None:
-            found.failed += 1
+            outcome.failed += 1
         else:
-            found.firsts.append(times[0])
-            found.wholes.append(times[1])
+            outcome.firsts.append(times[0])
+            outcome.wholes.append(times[1])
 
     async def arrivals() -> AsyncIterator[int]:
         due = time.monotonic()
@@ -281,18 +281,18 @@ async def load(
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
         started, used = time.monotonic(), server.cpu()
         if options.rate:
-            asked = [asyncio.create_task(one(client, number)) async for number in arrivals()]
-            await asyncio.gather(*asked)
+            requests = [asyncio.create_task(send(client, number)) async for number in arrivals()]
+            await asyncio.gather(*requests)
         else:
             left = iter(range(options.requests))
 
             async def again() -> None:
                 for number in left:
-                    await one(client, number)
+                    await send(client, number)
 
             await asyncio.gather(*(again() for _ in range(options.clients)))
-        found.seconds, found.cpu = time.monotonic() - started, server.cpu() - used
-    return found
+        outcome.seconds, outcome.cpu = time.monotonic() - started, server.cpu() - used
+    return outcome
 
 
 def main() -> None:
@@ -320,10 +320,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of each server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found: dict[tuple[str, int, str], list[Load]] = {}
+    loads: dict[tuple[str, int, str], list[Load]] = {}
     held: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        servers = {one: stack.enter_context(started(one, options)) for one in options.servers}
+        servers = {name: stack.enter_context(started(name, options)) for name in options.servers}
         apart = "plain", "unscored", "vllm"
         scoring = [server for name, server in servers.items() if name not in apart]
         prompts = {
@@ -340,11 +340,11 @@ def main() -> None:
                     for name, server in servers.items():
                         if tokens not in options.tokens and name != "plain":
                             continue
-                        taken = asyncio.run(load(server, texts, tokens, options))
+                        outcome = asyncio.run(load(server, texts, tokens, options))
                         held.setdefault(name, []).append(server.mib())
                         if turn:
-                            found.setdefault((traffic, tokens, name), []).append(taken)
-    report(found, options.tokens)
+                            loads.setdefault((traffic, tokens, name), []).append(outcome)
+    report(loads, options.tokens)
     for name, mib in held.items():
         print(f"{name}: {mib[0]:.0f} MiB after its first turn, {mib[-1]:.0f} after its last")
 
@@ -372,37 +372,39 @@ async def accepted_at_once(
     for server in servers:
         async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
             for tokens in options.tokens:
-                passed = await asyncio.gather(*(accepted(client, one, tokens) for one in texts))
+                passed = await asyncio.gather(*(accepted(client, text, tokens) for text in texts))
                 texts = list(itertools.compress(texts, passed))
     return list(texts)
 
 
-def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
+def report(loads: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
     """Print a table of medians over turns and quantiles of all requests."""
 
     def rate(*key: Any) -> float:
-        turns = found.get(key, [])
-        rates = [len(one.wholes) / one.seconds for one in turns]
+        turns = loads.get(key, [])
+        rates = [len(turn.wholes) / turn.seconds for turn in turns]
         return float(np.median(rates)) if rates else float("nan")
 
     def times(key: tuple[str, int, str], which: str) -> list[float]:
-        gathered = [x for one in found.get(key, []) for x in getattr(one, which)]
+        gathered = [seconds for turn in loads.get(key, []) for seconds in getattr(turn, which)]
         return gathered or [float("nan")]
 
     def work(*key: Any) -> float:
-        turns = found.get(key, [])
-        return sum(one.cpu for one in turns) / max(1, sum(len(one.wholes) for one in turns))
+        turns = loads.get(key, [])
+        return sum(turn.cpu for turn in turns) / max(1, sum(len(turn.wholes) for turn in turns))
 
     print(
         "| traffic | tokens | server | requests/s | of plain | CPU a request | of plain |", end=""
     )
     print(" first text, p50 | p99 | of plain's 4 | whole, p50 | p99 | failed |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
-    for key, turns in found.items():
+    for key, turns in loads.items():
         traffic, tokens, name = key
         if tokens not in lengths:
             continue
-        first, whole = (np.quantile(times(key, one), [0.5, 0.99]) for one in ("firsts", "wholes"))
+        first, whole = (
+            np.quantile(times(key, which), [0.5, 0.99]) for which in ("firsts", "wholes")
+        )
         base = np.median(times((traffic, min(tokens, FIRST), "plain"), "wholes"))
         print(
             f"| {traffic} | {tokens} | {name} | {rate(*key):.1f} | "
@@ -410,7 +412,7 @@ def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]
             f"{work(*key) / (work(traffic, tokens, 'plain') or float('nan')):.2f} | "
             f"{first[0]:.2f} s | "
             f"{first[1]:.2f} s | {first[0] / base:.2f} | {whole[0]:.2f} s | {whole[1]:.2f} s | "
-            f"{sum(one.failed for one in turns)} |"
+            f"{sum(turn.failed for turn in turns)} |"
         )
 
 

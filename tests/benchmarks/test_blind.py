@@ -17,9 +17,9 @@ blind = load_script("benchmarks/blind.py")
 @pytest.fixture
 def reading(tmp_path: Path) -> Path:
     """Twenty prompts, of which the first fifteen have two texts; one reader noted every text."""
-    own = run([[0.9]] * 20)
+    model = run([[0.9]] * 20)
     repaired = run([[0.1]] * 15 + [[0.9]] * 5, "backtrack")
-    paths = [write(one, tmp_path / "runs" / one.name) for one in (own, repaired)]
+    paths = [write(method, tmp_path / "runs" / method.name) for method in (model, repaired)]
     blind.draw(*paths, out=tmp_path / "reading", limit=12)
     return tmp_path / "reading"
 

@@ -10,8 +10,8 @@ power = load_script("benchmarks/power.py")
 
 def test_power_of_texts_that_all_differ_in_one_direction():
     # Five such texts have a p of 0.0625, six of 0.031.
-    found = power.power_of(0.08, 100, 0.08, alpha=0.05)
-    assert found == pytest.approx(binom.sf(5, 100, 0.08))
+    value = power.power_of(0.08, 100, 0.08, alpha=0.05)
+    assert value == pytest.approx(binom.sf(5, 100, 0.08))
 
 
 def test_without_a_difference_the_power_is_at_most_the_level():

@@ -40,11 +40,11 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-# Cases that others would make late: those with a scorer that fails, and those with a clock.
+# Cases that run alone: those with a scorer that fails, and those with a clock.
 ALONE = ("scorer_fails", "first_text", "client_leaves", "client_leaves_early")
 
 
-def found(kit: Kit, *names: str, guards: bool = True) -> dict[str, bool | None]:
+def states_of(kit: Kit, *names: str, guards: bool = True) -> dict[str, bool | None]:
     """Whether the cases `names` hold, or all. Most run at the same time."""
     wanted = [case for case in CASES if case.kind != ("exact" if guards else "guard")]
     cases = [case for case in wanted if not names or case.name in names]
@@ -91,7 +91,7 @@ class Proxy:
 
 
 def test_scripted_server_alone_keeps_nothing_back(server: ScriptedServer) -> None:
-    states = found(Kit(server.url, server))
+    states = states_of(Kit(server.url, server))
     # Nobody asks its scorer.
     unseen = {"scored_first", "call_scored_first", "scorer_fails", "processor"}
     assert {name for name, holds in states.items() if holds is None} == unseen
@@ -106,16 +106,18 @@ def by_chunk(line: str) -> str:
 
 def test_filter_of_single_chunks_leaks_a_split_word(server: ScriptedServer) -> None:
     with listening(Proxy(server.url, by_chunk).app) as url:
-        states = found(Kit(url, server), "bad_word", "bad_word_split", "bad_arguments", "told")
+        states = states_of(Kit(url, server), "bad_word", "bad_word_split", "bad_arguments", "told")
     assert states["bad_word_split"] is states["bad_arguments"] is False
 
 
-def test_erased_words_and_made_up_ends_are_found(server: ScriptedServer) -> None:
+def test_erased_words_and_invented_ends_are_misses(server: ScriptedServer) -> None:
     def erasing(line: str) -> str:
         return line.replace(" bread,", "").replace('"role": "assistant", ', "")
 
     with listening(Proxy(server.url, erasing).app) as url:
-        states = found(Kit(url, server), "nothing_erased", "role", "cut", "refused", "split_words")
+        states = states_of(
+            Kit(url, server), "nothing_erased", "role", "cut", "refused", "split_words"
+        )
     assert states.pop("split_words")
     assert set(states.values()) == {False}
 
@@ -130,7 +132,7 @@ def test_proxy_that_holds_the_whole_answer_is_late(server: ScriptedServer) -> No
 
     app = Starlette(routes=[Route("/v1/chat/completions", whole, methods=["POST"])])
     with listening(app) as url:
-        assert found(Kit(url, server), "first_text", "split_words", guards=False) == {
+        assert states_of(Kit(url, server), "first_text", "split_words", guards=False) == {
             "first_text": False,
             "split_words": True,
         }
@@ -145,7 +147,7 @@ def test_our_gateway_has_no_miss(mode: Any, server: ScriptedServer) -> None:
         running(engine, scorer, mode=mode, preset="backtrack") as gateway,
     ):
         guards = mode == "enforce"
-        states = found(Kit(gateway.url, server, scores=guards), guards=guards)
+        states = states_of(Kit(gateway.url, server, scores=guards), guards=guards)
     missed = {name for name, holds in states.items() if not holds}
     assert missed == {"processor"}, missed
 
