@@ -128,7 +128,7 @@ def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
     """Inside, these tokens end the texts of the engine's model."""
 
     async def set_ids(ids: torch.Tensor) -> None:
-        engine._batch.stop_ids = ids
+        engine.stop_ids = engine._batch.stop_ids = ids
         engine._batch.lanes.clear()  # lanes keep the tokens with which they were made
 
     before = engine.stop_ids

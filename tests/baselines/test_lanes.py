@@ -21,7 +21,6 @@ from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local.batch import Batch
-from tide.engines.local.cache import PrefixCache
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=6)
@@ -61,9 +60,8 @@ async def run_rows(baseline: Any, prompts: list[str]) -> list[list[Piece | Excep
     engine = baseline.engine
     batch = Batch(
         reader.forward,
-        PrefixCache(0),
         engine.stop_ids,
-        engine.stopped,
+        engine.has_stopped,
         max_batch=2,
         make_lane=partial(make_lane, hooks=reader.hooks),
     )

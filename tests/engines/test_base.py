@@ -42,18 +42,17 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "write": (Request(x),),
         "complete": ([Request(x)],),
         "log_likelihoods": ([([1], [2])],),
-        "verify": (),
     }
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
     others = {
         "close",
         "check",
         "check_sampling",
-        "completions",
-        "fewest",
-        "stopped",
-        "supports_continuation",
+        "check_ids",
         "check_prompt",
+        "completions",
+        "has_stopped",
+        "supports_continuation",
     }
     assert set(calls) == {name for name in methods if name[0] != "_"} - others
     for name, arguments in calls.items():
@@ -121,7 +120,6 @@ def test_the_default_methods_are_enough_for_completions() -> None:
         assert engine.encode("a bc").token_ids == (1, 2)
         assert engine.encode("a bc").fixed_mask == (False, False)
         assert engine.prefix_cache() is None
-        engine.verify()
         with pytest.raises(InputError, match="engine Words: has no embeddings"):
             engine.embed(["a"])
         with pytest.raises(InputError, match="Words has no chat template"):
@@ -145,9 +143,9 @@ def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -
     ("pieces", "problem"),
     [
         ([Piece((1,))], "a completion ended without a finish reason"),
-        ([Piece((1,) * 40, "length")], "wrote invalid or too many token ids"),
-        ([Piece((-1,), "stop")], "wrote invalid or too many token ids"),
-        ([Piece((True,), "stop")], "wrote invalid or too many token ids"),
+        ([Piece((1,) * 40, "length")], "wrote too many tokens"),
+        ([Piece((-1,), "stop")], "-1 is not a token"),
+        ([Piece((True,), "stop")], "True is not a token"),
         ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )

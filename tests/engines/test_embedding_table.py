@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.models import VOCAB, save_causal_lm
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines import embedding_table
-from tide.engines.base import FinishReason
+from tide.engines.base import Completion, FinishReason, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 
 PLAIN = [Sampling(), Sampling()]
@@ -25,6 +26,17 @@ OUTSIDE = st.integers(max_value=-1) | st.integers(min_value=VOCAB) | st.floats()
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), "llama"))
+
+
+def written(engine: TransformersEngine, piece: Piece) -> list[Completion]:
+    """What `complete` gives if the model writes this piece."""
+
+    async def write(request: Request) -> AsyncGenerator[Piece, None]:
+        yield piece
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_write", write)
+        return asyncio.run(engine.complete([Request([5], PLAIN[0])]))
 
 
 @given(
@@ -39,7 +51,7 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
 ) -> None:
     rows: list[Sequence[int]] = [[5, 6], [*before, bad, *after]]
     with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
-        engine.completions([(row, reason) for row in rows], PLAIN)
+        written(engine, Piece(tuple(rows[1]), reason))
     outside = "a token id is outside the model's vocabulary of 300"
     for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
         with pytest.raises(CompletionError, match=outside):

@@ -25,8 +25,7 @@ from tide.core.errors import CompletionError, EngineError, InputError, TideError
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.checkpoint import fingerprint
-from tide.engines.local.batch import Batch, Stopped
-from tide.engines.local.cache import PrefixCache
+from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
 
 # Makes a lane, given the arguments of `SteeredLane`.
@@ -41,7 +40,7 @@ async def write_rows(
     requests: Sequence[Request],
     texts: Sequence[str],
     stop_ids: Tensor,
-    stopped: Stopped,
+    has_stopped: HasStopped,
     max_batch: int,
     on_drawn: Callable[[int], None] | None = None,
 ) -> list[Written | CompletionError]:
@@ -50,11 +49,8 @@ async def write_rows(
     reader: the model whose tokens are drawn. texts: the prompts of the requests. on_drawn: called
     with the number of tokens drawn since the last call. Raises an error that ends all rows.
     """
-    cache = PrefixCache(0)
     make_lane = partial(make_lane, hooks=reader.hooks)
-    batch = Batch(
-        reader.forward, cache, stop_ids, stopped, max_batch=max_batch, make_lane=make_lane
-    )
+    batch = Batch(reader.forward, stop_ids, has_stopped, max_batch=max_batch, make_lane=make_lane)
 
     async def write(request: Request, text: str) -> Written | CompletionError:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -206,7 +202,7 @@ class DecodingBaseline(ABC):
                 list(requests.values()),
                 [prompts[number] for number in requests],
                 self.engine.stop_ids,
-                self.engine.stopped,
+                self.engine.has_stopped,
                 max(1, self.engine.max_batch // widest),
             )
 

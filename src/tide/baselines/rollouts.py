@@ -19,7 +19,7 @@ from tide.core.concurrency import Portal
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines.base import Request
-from tide.engines.local.sampler import LOOK_EVERY
+from tide.engines.local.batch import LOOK_EVERY
 from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, is_nearly_empty, score_texts
 
@@ -94,7 +94,7 @@ def write(
             requests,
             [""] * len(prompts),
             stop_ids,
-            lambda ids, samplings: (),
+            lambda ids, sampling: False,
             _BATCH,
             on_drawn,
         )

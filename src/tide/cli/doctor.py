@@ -143,7 +143,6 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
 def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
     model = load_engine(engine, name, **engine_options)
     try:
-        model.verify()
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from operator import methodcaller
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -214,9 +213,6 @@ class Engine(ABC):
     def _vocabulary(self) -> Sequence[str]:
         """Return the text of each token id, or "" for an unknown text; see `ban`."""
         return ()
-
-    def _verify(self) -> None:
-        return
 
     async def _free(self) -> None:  # noqa: B027
         """Free memory, processes and connections; running work ends with EngineError."""
@@ -457,30 +453,19 @@ class Engine(ABC):
             if (end := sampling.stop_in(text)) is None:
                 completions.append(Completion(text, tuple(ids), reason))
             else:
-                count = self.fewest(ids, methodcaller("startswith", text[:end]))
+                count = self._fewest(ids, text[:end])
                 completions.append(Completion(text[:end], tuple(ids[:count]), "stop"))
         return completions
 
-    def stopped(
-        self, rows: Sequence[Sequence[Token]], samplings: Sequence[Sampling]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield (row, count) for each row of ids whose text contains a stop string of the row.
-
-        count: length of the shortest prefix of the row that contains the stop string.
-        """
-        numbers = [number for number, sampling in enumerate(samplings) if sampling.stop]
-        texts = self.texts([rows[number] for number in numbers]) if numbers else []
-        for number, text in zip(numbers, texts, strict=True):
-            stop_in = samplings[number].stop_in
-            if stop_in(text) is not None:
-                holds = lambda text, stop_in=stop_in: stop_in(text) is not None  # noqa: E731
-                yield number, self.fewest(rows[number], holds)
-
-    def fewest(self, ids: Sequence[Token], enough: Callable[[str], bool]) -> int:
-        """Return the length of the shortest prefix of `ids` whose text satisfies `enough`."""
+    def _fewest(self, ids: Sequence[Token], beginning: str) -> int:
+        """Return the length of the shortest prefix of `ids` whose text begins like this."""
         return bisect_left(
-            range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
+            range(len(ids)), True, key=lambda n: self.texts([ids[:n]])[0].startswith(beginning)
         )
+
+    def has_stopped(self, ids: Sequence[Token], sampling: Sampling) -> bool:
+        """Return whether the text of these ids contains a stop string."""
+        return sampling.stop_in(self.texts([ids])[0]) is not None
 
     # Checks and properties.
 
@@ -507,6 +492,12 @@ class Engine(ABC):
             raise CompletionError(
                 f"{len(prompt)} tokens + {new_tokens} new ones exceed the context of {limit}"
             )
+
+    def check_ids(self, token_ids: Sequence[Token]) -> None:
+        """Raise EngineError for an object that is not a token of the model's vocabulary."""
+        for token in token_ids:
+            if type(token) is not str and (type(token) is not int or token < 0):
+                raise EngineError(f"engine {self.name}: {token!r} is not a token")
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InputError for a sampling option that the engine does not support."""
@@ -557,11 +548,6 @@ class Engine(ABC):
     def available(self) -> bool:
         """Whether the engine can complete prompts now."""
         return not self.closed
-
-    def verify(self) -> None:
-        """Raise EngineError unless token ids and their embeddings give the same output."""
-        with self._calling("verify"):
-            self._verify()
 
     def close(self) -> None:
         """Free the engine's resources; every other method raises EngineError from then on."""
@@ -634,11 +620,8 @@ class Engine(ABC):
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         """Raise EngineError for an invalid piece. written: number of tokens, with the piece."""
-        if not all(map(_is_token, piece.token_ids)) or written > request.sampling.max_new_tokens:
-            raise EngineError(f"engine {self.name}: wrote invalid or too many token ids")
+        self.check_ids(piece.token_ids)
+        if written > request.sampling.max_new_tokens:
+            raise EngineError(f"engine {self.name}: wrote too many tokens")
         if piece.finish_reason is not None and piece.finish_reason not in get_args(FinishReason):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
-
-
-def _is_token(token: Token) -> bool:
-    return type(token) is str or (type(token) is int and token >= 0)

@@ -13,7 +13,7 @@ from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.pretrained import check_tokenizer
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
+from tide.engines.base import Completion, Engine, FinishReason, Prompt
 
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
@@ -64,10 +64,11 @@ class EmbeddingEngine(Engine):
             self._read(text)[0] if isinstance(text, Rendered) else self.tokenizer(text)["input_ids"]
             for text in prompts
         ]
-        if (outside := self._outside(rows)) is not None:
-            token = self.tokenizer.convert_ids_to_tokens(outside)
-            problem = f"for which the model {self.name} has no embedding"
-            raise InputError(f"prompt: holds {token!r}, {problem}")
+        for ids in rows:
+            if (outside := self._outside(ids)) is not None:
+                token = self.tokenizer.convert_ids_to_tokens(outside)
+                problem = f"for which the model {self.name} has no embedding"
+                raise InputError(f"prompt: holds {token!r}, {problem}")
         return rows
 
     def _encode(self, text: str) -> Prompt:
@@ -135,7 +136,7 @@ class EmbeddingEngine(Engine):
         return read["input_ids"], text.spans_of(spans)
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        self.check_ids([token_ids])
+        self.check_ids(token_ids)
         return self._embed_ids(token_ids).float().cpu()
 
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
@@ -168,9 +169,8 @@ class EmbeddingEngine(Engine):
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings
 
-    def check_ids(self, rows: Sequence[Sequence[int]]) -> None:
-        """Raise EngineError for a token id that the model's vocabulary does not have."""
-        if (outside := self._outside(rows)) is not None:
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        if (outside := self._outside(token_ids)) is not None:
             raise EngineError(
                 f"model {self.name}: token id {outside!r} is not in its vocabulary of "
                 f"{self._size}; is its tokenizer or server for another model?"
@@ -178,13 +178,12 @@ class EmbeddingEngine(Engine):
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
         super().check_prompt(prompt, new_tokens)
-        if isinstance(prompt, Sequence) and self._outside([prompt]) is not None:
+        if isinstance(prompt, Sequence) and self._outside(prompt) is not None:
             raise CompletionError(f"a token id is outside the model's vocabulary of {self._size}")
 
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
-        self.check_ids([ids for ids, _ in written])
         completions = super().completions(written, samplings)
         for completion in completions:
             ids = list(completion.token_ids)
@@ -193,16 +192,11 @@ class EmbeddingEngine(Engine):
                 raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
         return completions
 
-    def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
-        super()._check_piece(piece, written, request)
-        self.check_ids([piece.token_ids])
-
-    def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
+    def _outside(self, token_ids: Sequence[int]) -> int | None:
         """Return the first id without a row in the table, or None."""
-        for ids in rows:
-            for token_id in ids:
-                if not (isinstance(token_id, int) and 0 <= token_id < self._size):
-                    return token_id
+        for token_id in token_ids:
+            if not (isinstance(token_id, int) and 0 <= token_id < self._size):
+                return token_id
         return None
 
     def _vocabulary(self) -> Sequence[str]:

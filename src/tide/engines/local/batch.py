@@ -24,8 +24,8 @@ from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
-from tide.engines.local.cache import Beginning, Pair, PrefixCache
-from tide.engines.local.sampler import LOOK_EVERY, Sampler
+from tide.engines.local.cache import Beginning, Pair
+from tide.engines.local.sampler import Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
@@ -45,8 +45,11 @@ _TURNS = 5
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
 
-# See `Engine.stopped`.
-Stopped = Callable[[Sequence[Sequence[int]], Sequence[Sampling]], Iterable[tuple[int, int]]]
+# Number of steps between checks for stop strings. Each check costs about a small model's step.
+LOOK_EVERY = 8
+
+# See `Engine.has_stopped`.
+HasStopped = Callable[[Sequence[int], Sampling], bool]
 
 
 @dataclass(eq=False)
@@ -210,23 +213,23 @@ class Batch:
     """Completes rows with a model, step by step, until no row is left.
 
     All methods must be called in one event loop, whose other tasks run between two steps.
-    max_batch: maximum number of running rows. stopped: see `Engine.stopped`. make_lane: `Lane`, or
-    a function that makes lanes of a subclass.
+    max_batch: maximum number of running rows. has_stopped: see `Engine.has_stopped`. make_lane:
+    `Lane`, or a function that makes lanes of a subclass. tokens_read: number of tokens that the
+    model has read so far.
     """
 
     def __init__(
         self,
         forward: Forward,
-        prefix_cache: PrefixCache,
         stop_ids: Tensor,
-        stopped: Stopped,
+        has_stopped: HasStopped,
         *,
         max_batch: int,
         make_lane: Callable[[Forward, Tensor], Lane] = Lane,
     ) -> None:
-        self._forward, self._prefix_cache = forward, prefix_cache
-        self.stop_ids, self._stopped = stop_ids, stopped
+        self._forward, self.stop_ids, self._has_stopped = forward, stop_ids, has_stopped
         self._max_batch, self._make_lane = max_batch, make_lane
+        self.tokens_read = 0
         self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
@@ -337,17 +340,12 @@ class Batch:
                     row.put(CompletionError(problem))
 
             # 3. End texts that have reached a stop string; every few tokens, since looking is slow.
-            looked_at = []
+            # The reader cuts the text before the stop string.
             for row in lane.rows:
-                is_due = len(row.ids) % LOOK_EVERY == 0
-                if row.request.sampling.stop and is_due and not row.aborted:
-                    looked_at.append(row)
-            ids = [row.ids for row in looked_at]
-            samplings = [row.request.sampling for row in looked_at]
-            for number, size in self._stopped(ids, samplings):
-                row = looked_at[number]
-                row.ids = row.ids[: max(size, row.sent)]
-                row.send("length")
+                sampling = row.request.sampling
+                is_due = sampling.stop and len(row.ids) % LOOK_EVERY == 0
+                if is_due and not row.aborted and self._has_stopped(row.ids, sampling):
+                    row.send("length")
 
             # 4. Let ended rows leave, a few at a time.
             live = sum(not row.aborted for row in lane.rows)
@@ -370,7 +368,7 @@ class Batch:
         lane.advance(torch.cat([tokens, last.to(tokens.device)]))
         if resumed:
             lane.sample(resumed)
-        self._prefix_cache.tokens_read += len(lane.running)
+        self.tokens_read += len(lane.running)
 
     @torch.inference_mode()
     def _read_texts(self, readings: Sequence[Reading]) -> None:
@@ -380,7 +378,7 @@ class Batch:
         last = max(len(reading.ids) for reading in readings)
         out = self._forward.read([reading.x for reading in readings], keep=last + 1)
         logits = out.logits[:, -last - 1 :]
-        self._prefix_cache.tokens_read += sum(len(reading.x) for reading in readings)
+        self.tokens_read += sum(len(reading.x) for reading in readings)
         ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
         logits = logits[:, :-1].float()
         chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
@@ -459,7 +457,7 @@ class Batch:
         except BaseException:  # no row enters
             lane.stream.leave(range(before, len(lane.stream)))
             raise
-        self._prefix_cache.tokens_read += sum(len(row.x) for row in unread)
+        self.tokens_read += sum(len(row.x) for row in unread)
         for row, layers in known:
             if layers is not None:
                 row.read = 1
@@ -484,7 +482,7 @@ class Batch:
             if row.aborted and row.beginning is not None and not row.broken:
                 beginning, row.beginning = row.beginning, None
                 layers = lane.stream.cache.copy(number)
-                self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
+                beginning.keep([*row.prompt_ids, *row.ids], layers)
 
     def _push(self, row: Row) -> None:
         # Prompts of similar length are read together, which saves padding.

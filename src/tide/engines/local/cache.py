@@ -10,8 +10,7 @@ next token of each row is added:
 The keys already contain the positions, so the column of a row does not matter. The last row takes
 the place of a row that leaves, so that running rows fill the first slots without gaps.
 
-A rewound text continues from its cached keys and values. The `PrefixCache` holds these texts, and
-counts tokens read.
+A rewound text continues from its cached keys and values. The `PrefixCache` holds these texts.
 """
 
 from __future__ import annotations
@@ -41,12 +40,17 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
     DynamicLayer concatenates: it copies the whole cache to add one token.
     """
 
-    def __init__(self, cache: KeyValueCache, store: Pair) -> None:
+    def __init__(self, cache: KeyValueCache, like: Pair, slots: int, columns: int) -> None:
         super().__init__()
-        self.lazy_initialization(*store)
+        self.lazy_initialization(*like)
         # A reference cycle would keep the memory of an old cache until the next garbage collection.
-        self._cache, self.store = weakref.proxy(cache), store
-        self.show(cache.end)
+        self._cache = weakref.proxy(cache)
+        keys, values = like
+        # The store begins with zeros, since masked values must be finite.
+        self.store = (
+            keys.new_zeros(slots, keys.shape[1], columns, keys.shape[3]),
+            values.new_zeros(slots, values.shape[1], columns, values.shape[3]),
+        )
 
     def show(self, end: int) -> None:
         rows, columns = slice(0, self._cache.padded_count), slice(self._cache.low, end)
@@ -65,21 +69,17 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 class KeyValueCache:
     """The keys and values of running rows, with capacity for further tokens.
 
-    count: number of running rows. shown: number of rows passed to the model; dummy rows make any
-    number above `multiple` a multiple of it. low, end: the columns in use. columns: number of
+    count: number of running rows. padded_count: number of rows passed to the model; dummy rows make
+    any number above `multiple` a multiple of it. low, end: the columns in use. columns: number of
     columns. starts: first column of each row. model_cache: argument of the model's forward pass.
     """
 
     def __init__(self, multiple: int = 1) -> None:
         self._multiple = multiple
-        self.count = self.low = self.end = self.columns = 0
+        self.count = self.padded_count = self.low = self.end = self.columns = 0
         self.starts: list[int] = []
         self.model_cache: Any = DynamicCache()
         self._slots = 0
-
-    @property
-    def padded_count(self) -> int:
-        return self._made_up(self.count)
 
     @property
     def stores(self) -> list[Pair]:
@@ -155,6 +155,8 @@ class KeyValueCache:
         self._show()
 
     def _show(self) -> None:
+        """Pass the rows and columns that are in use to the model."""
+        self.padded_count = self._padded(self.count)
         self.low = min(self.starts, default=self.end)
         for layer in self.model_cache.layers:
             layer.show(self.end)
@@ -166,13 +168,13 @@ class KeyValueCache:
         fits = before and slots <= self._slots and columns <= self.columns
         if not fits:
             if slots > self._slots:  # doubling avoids a new store for every new row
-                slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
+                slots = self._padded(max(slots, 2 * self._slots, self._multiple))
             size = max(slots, self._slots), max(self.columns, columns)
             # If memory runs out here, the running rows still need the old store.
-            stores = [(_store(keys, *size), _store(values, *size)) for keys, values in like]
+            layers = [_Layer(self, pair, *size) for pair in like]
             self._slots, self.columns = size
             self.model_cache = DynamicCache()
-            self.model_cache.layers.extend(_Layer(self, store) for store in stores)
+            self.model_cache.layers.extend(layers)
         target = slice(self.low + shift, end)
         if self.count:
             moves = [
@@ -187,15 +189,9 @@ class KeyValueCache:
         self.low, self.end = self.low + shift, end
         self.starts = [start + shift for start in self.starts]
 
-    def _made_up(self, rows: int) -> int:
+    def _padded(self, rows: int) -> int:
         size = self._multiple
         return rows if rows <= size else -(-rows // size) * size
-
-
-def _store(like: Tensor, slots: int, columns: int) -> Tensor:
-    _, heads, _, width = like.shape
-    # The store begins with zeros, since masked values must be finite.
-    return like.new_zeros(slots, heads, columns, width)
 
 
 @dataclass(eq=False)
@@ -203,9 +199,10 @@ class Beginning:
     """A text that requests continue, cached as long as this object exists.
 
     layers: keys and values (1, heads, n, width) of the first n of `ids` for each layer; None if not
-    cached.
+    cached. used: when `ids` were cached, as a number that grows.
     """
 
+    cache: PrefixCache
     ids: list[int] = field(default_factory=list)
     layers: list[Pair] | None = None
     used: int = 0
@@ -214,6 +211,12 @@ class Beginning:
     def tokens(self) -> int:
         """Number of tokens whose keys and values are cached."""
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
+
+    def keep(self, ids: list[int], layers: list[Pair]) -> None:
+        """Cache the keys and values of these ids."""
+        self.ids, self.layers = ids, layers
+        self.used = next(self.cache.clock)
+        self.cache.evict()
 
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
         """Return the cached keys and values of `ids` without the last id, or None."""
@@ -227,34 +230,27 @@ class PrefixCache:
     """Cached texts of running requests.
 
     capacity: maximum number of cached tokens, beyond which the texts that were cached first are
-    evicted; 0 turns caching off. tokens_read: number of tokens that the model has read so far.
-    `begin` may be called from any thread, the other methods only from the thread that runs the
-    model.
+    evicted; 0 turns caching off. `begin` may be called from any thread, `evict` only from the
+    thread that runs the model.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._beginnings: WeakSet[Beginning] = WeakSet()
         self._lock = threading.Lock()
-        self._clock = count(1)
-        self.tokens_read = 0
-
-    def __len__(self) -> int:
-        return len(self._beginnings)
+        self.clock = count(1)
 
     def begin(self) -> Beginning | None:
         """Return a text that is cached as it grows, or None; see `Engine.prefix_cache`."""
         if not self._capacity:
             return None
-        beginning = Beginning()
+        beginning = Beginning(self)
         with self._lock:
             self._beginnings.add(beginning)
         return beginning
 
-    def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
-        """Cache the keys and values of these ids; evict texts beyond the capacity."""
-        beginning.ids, beginning.layers = ids, layers
-        beginning.used = next(self._clock)
+    def evict(self) -> None:
+        """Drop the keys and values of texts beyond the capacity."""
         with self._lock:
             known = list(self._beginnings)
         tokens = 0

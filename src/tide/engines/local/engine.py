@@ -45,7 +45,8 @@ class TransformersEngine(EmbeddingEngine):
     max_batch: maximum number of sequences run at once; None for a default by device.
     prefix_tokens: capacity of the prefix cache in tokens; 0 turns the cache off. It holds keys and
     values of texts that requests continue; models with other state have no cache.
-    forward_tokens: number of tokens that the model has read so far.
+    stop_ids: the tokens that end a text. forward: the model's forward pass, which only work in the
+    engine's thread may call. forward_tokens: number of tokens that the model has read so far.
 
     Sequences enter and leave the running batch at any step if the model's state consists of keys
     and values only; other models complete one batch after another.
@@ -101,19 +102,16 @@ class TransformersEngine(EmbeddingEngine):
                 speed_up(self.model)
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
             self.dtype = self.model.dtype
-            self._forward = Forward(self.model)
+            self.forward = Forward(self.model)
             super().__init__(tokenizer, self._embedding_layer())
             self.context_length = context_length(self.model.config)
             stop = end_ids(self.model, tokenizer)
-            self.check_ids([stop])
+            self.check_ids(stop)
+            self.stop_ids = torch.tensor(stop, dtype=torch.int64, device=self.device)
             self._verify()
-            self._cached = PrefixCache(prefix_tokens if self._forward.plain else 0)
+            self._prefixes = PrefixCache(prefix_tokens if self.forward.plain else 0)
             self._batch = Batch(
-                self._forward,
-                self._cached,
-                torch.tensor(stop, dtype=torch.int64, device=self.device),
-                self.stopped,
-                max_batch=self.max_batch,
+                self.forward, self.stop_ids, self.has_stopped, max_batch=self.max_batch
             )
         release_openmp_threads()
 
@@ -124,17 +122,7 @@ class TransformersEngine(EmbeddingEngine):
 
     @property
     def forward_tokens(self) -> int:
-        return self._cached.tokens_read
-
-    @property
-    def forward(self) -> Forward:
-        """The model's forward pass, which only work in the engine's thread may call."""
-        return self._forward
-
-    @property
-    def stop_ids(self) -> Tensor:
-        """The tokens that end a text."""
-        return self._batch.stop_ids
+        return self._batch.tokens_read
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -172,7 +160,7 @@ class TransformersEngine(EmbeddingEngine):
                 reading.future.cancel()
 
     def _prefix_cache(self) -> object:
-        return self._cached.begin()
+        return self._prefixes.begin()
 
     def _verify(self) -> None:
         """Find out whether rows may enter the batch while other rows are running.
@@ -186,9 +174,9 @@ class TransformersEngine(EmbeddingEngine):
             raise EngineError(f"model {self.name}: its tokenizer gives no tokens for a sentence")
         positions = torch.arange(ids.shape[1], device=self.device)[None]
         with torch.inference_mode():
-            by_ids = self._forward(None, positions, input_ids=ids)
+            by_ids = self.forward(None, positions, input_ids=ids)
             embeddings = self._embed_ids(ids[0].tolist())[None]
-            by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
+            by_embeddings = self.forward(None, positions, inputs_embeds=embeddings)
             if cache_in(by_ids) is None:
                 raise EngineError(f"model {self.name}: has no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
@@ -199,16 +187,16 @@ class TransformersEngine(EmbeddingEngine):
                     f"model {self.name}: token ids and their embeddings give different logits (by "
                     f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
                 )
-            self._forward.plain = self._forward.plain and reads_alike(self._forward, embeddings[0])
+            self.forward.plain = self.forward.plain and reads_alike(self.forward, embeddings[0])
 
     async def _free(self) -> None:
         self._batch.close()
-        del self.model, self._forward, self._layer, self._cached, self._batch
+        del self.model, self.forward, self._layer, self._batch
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _embedding_layer(self) -> Any:
-        if not self._forward.accepts("inputs_embeds"):
+        if not self.forward.accepts("inputs_embeds"):
             raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
         try:
             layer = self.model.get_input_embeddings()

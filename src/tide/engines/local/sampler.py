@@ -19,9 +19,6 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Number of steps between checks for stop strings. Each check costs about a small model's step.
-LOOK_EVERY = 8
-
 # Number of steps whose keys are made at once.
 _KEYS = 32
 

@@ -71,10 +71,10 @@ class Forward:
         positions = token_positions(mask)
         cache = DynamicCache() if self.plain else None
         seen = None if bool(mask.all()) else mask
-        return self(seen, positions, cache, inputs_embeds=x, **self._keep_option(keep))
-
-    def _keep_option(self, keep: int) -> dict[str, int]:
-        return {"logits_to_keep": keep} if self.accepts("logits_to_keep") else {}
+        inputs: dict[str, Any] = {"inputs_embeds": x}
+        if self.accepts("logits_to_keep"):
+            inputs["logits_to_keep"] = keep
+        return self(seen, positions, cache, **inputs)
 
 
 def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
