@@ -9,7 +9,7 @@ import tide
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import InputError
-from tide.detoxifier.registries import REGISTRIES
+from tide.detoxifier import REGISTRIES
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,62 @@
-"""The public interface: synchronous, asyncio and cluster detoxifiers, and their presets."""
+"""The public interface: synchronous, asyncio and cluster detoxifiers, and their presets.
+
+`register` adds an engine, a scorer, a strategy or a baseline to the registries.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Final, Literal
+
+from tide.baselines import REGISTRY as BASELINES
+from tide.core.errors import InputError
+from tide.engines import REGISTRY as ENGINES
+from tide.plugins.registry import Registry
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import REGISTRY as STRATEGIES
+
+Kind = Literal["engine", "scorer", "strategy", "baseline"]
+REGISTRIES: Final[dict[str, Registry]] = {
+    registry.kind: registry for registry in (ENGINES, SCORERS, STRATEGIES, BASELINES)
+}
+
+
+def register(kind: Kind, name: str, target: Any) -> None:
+    """Register your own engine, scorer, strategy or baseline under a name.
+
+        tide.register("scorer", "shouting", shouting)
+        tide.Detoxifier(scorer="cache:shouting")
+
+    Afterwards, `name` can be used like a built-in name in this process. (An entry point registers a
+    name in every process; CONTRIBUTING.md lists the groups of entry points.)
+
+    Args:
+        kind: "engine", "scorer", "strategy" or "baseline".
+        name: Letters, digits, "-", "_" and "."; it begins with a letter.
+        target: The class; for a scorer, also a function from a list of texts to a list of scores;
+            or the text "module:Class", imported on first use.
+
+    Raises:
+        InputError: The kind is unknown, the name is taken or cannot be written in a spec, or the
+            target is neither callable nor a text with a colon.
+    """
+    if kind not in REGISTRIES:
+        raise InputError(f"kind: {kind!r} is not one of {', '.join(REGISTRIES)}")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise InputError(
+            f"name: {name!r} must begin with a letter and hold only letters, digits, '-', '_', '.'"
+        )
+    if not callable(target) and not (isinstance(target, str) and ":" in target):
+        raise InputError(f"target: expected a class, a function or 'module:Class' (got {target!r})")
+    if kind == "scorer" and callable(target) and not inspect.isclass(target):
+        from tide.scorers import CallableScorer  # noqa: PLC0415  (numpy)
+
+        function = target
+
+        def create() -> CallableScorer:
+            return CallableScorer(function, name)
+
+        create.__doc__ = target.__doc__
+        target = create
+    REGISTRIES[kind].add(name, target)

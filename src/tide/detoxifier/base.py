@@ -192,7 +192,7 @@ class DetoxifierBase:
 
     def _trial(self, task: TrialTask) -> Coroutine[Any, Any, Trial]:
         """Run a trial. Raises DeadlineError if no text was scored in time; see also `trial_of`."""
-        if task.in_parts:
+        if task.settings.in_parts(task.chat):
             return draw(task, self.engine, self._scoring)
         if task.strategy.rewinds:
             return rewind(task, self.engine, self._scoring)
@@ -251,7 +251,17 @@ class DetoxifierBase:
             prompt = await in_thread(self.engine.encode, text, abandon_on_cancel=True)
         else:
             prompt = self.engine.encode(text)
-        check_length(text, len(prompt.token_ids), settings, limit)
+        count, new_tokens = len(prompt.token_ids), settings.max_new_tokens
+        # If no length was requested, a chat needs room for only the shortest answer.
+        if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
+            new_tokens = max(1, settings.min_new_tokens)
+        if count == 0:
+            raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
+        if limit is not None and count + new_tokens > limit:
+            raise ContextLengthError(
+                f"{count} tokens + {new_tokens} new tokens exceed the model's context of {limit}; "
+                "shorten the prompt or lower max_new_tokens"
+            )
         return prompt
 
     async def _check_prompt(self, prompt: str | Chat, settings: Settings) -> None:
@@ -306,18 +316,3 @@ class DetoxifierBase:
         if overrides.get("on_unresolved", self.settings.on_unresolved) == "best":
             return {**overrides, "on_unresolved": "refuse"}
         return overrides
-
-
-def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
-    """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
-    length = settings.max_new_tokens
-    # If no length was requested, a chat needs room for only the shortest answer.
-    if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
-        length = max(1, settings.min_new_tokens)
-    if tokens == 0:
-        raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
-    if limit is not None and tokens + length > limit:
-        raise ContextLengthError(
-            f"{tokens} tokens + {length} new tokens exceed the model's context of {limit}; "
-            "shorten the prompt or lower max_new_tokens"
-        )

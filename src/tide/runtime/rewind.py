@@ -21,7 +21,7 @@ from typing import ClassVar
 import anyio
 
 from tide.core.results import EndReason, Trial
-from tide.core.settings import Sampling, derive_seed
+from tide.core.settings import derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request, Token
 from tide.plugins.options import Options
@@ -209,8 +209,8 @@ async def _follow(
             _check_beginning(answer, ended=ended)
         if answer.rewound_to and answer.continues and _breaks_off(answer, ended=ended):
             return None, None
-        if ended and skipped(watch.settings)(watch.text):
-            watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
+        if ended and skipped(answer.task.settings)(watch.text):
+            watch.judge(len(watch.texts), answer.effort.score_of_empty(answer.task.settings))
             break
         if positions := watch.asks(ended=ended):
             sent.append(_ask(answer, positions, screened=watch.screened))
@@ -245,14 +245,18 @@ def _check_beginning(answer: Answer, *, ended: bool) -> None:
 
 
 def _request(answer: Answer) -> Request:
-    watch, task = answer.watch, answer.task
+    """Return the request for the rest of the answer."""
+    watch, task, settings = answer.watch, answer.task, answer.task.settings
     ids = tuple(watch.ids)
+    left, minimum = settings.max_new_tokens - len(ids), settings.min_new_tokens
+    if answer.rewound_to and "min_new_tokens" in answer.engine.capabilities:
+        minimum = max(minimum, watch.options.least)
     number = len(answer.rewound_to) + answer.broken_off
     if not answer.continues:
         number = 0  # with equal noise, the answer most likely begins as before
     return Request(
         task.prompt.token_ids + ids,
-        _sampling(answer),
+        settings.sampling.limited(left, min(max(0, minimum - len(ids)), left)),
         derive_seed(task.seed, "sampling", number),
         banned_token_ids=answer.banned,
         banned_first_ids=answer.banned_next.get(ids, ()),
@@ -262,15 +266,6 @@ def _request(answer: Answer) -> Request:
         # Larger pieces cost a server less, but waste more tokens if the text fails.
         piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
     )
-
-
-def _sampling(answer: Answer) -> Sampling:
-    """Return the sampling settings for the rest of the answer."""
-    settings, written = answer.task.settings, len(answer.watch.ids)
-    left, minimum = settings.max_new_tokens - written, settings.min_new_tokens
-    if answer.rewound_to and "min_new_tokens" in answer.engine.capabilities:
-        minimum = max(minimum, answer.watch.options.least)
-    return settings.sampling.limited(left, min(max(0, minimum - written), left))
 
 
 def _breaks_off(answer: Answer, *, ended: bool) -> bool:
@@ -314,7 +309,7 @@ async def _judge(answer: Answer, pending: _Pending) -> Failure | None:
     for position, scores in await pending.by_position():
         if watch.screened:
             # The limits of attributes are the scorer's, not its screen's.
-            rejects = not watch.settings.passes(float(scores.values.max()))
+            rejects = not answer.task.settings.passes(float(scores.values.max()))
             failure = await _read(answer, position, rejects=rejects)
         else:
             failure = watch.judge(position, watch.acceptance.worst(scores))
@@ -372,7 +367,7 @@ def _give_out(answer: Answer) -> None:
     count = len(answer.given_out)
     if on_text is None or watch.passed <= count:
         return
-    is_skipped = skipped(watch.settings)
+    is_skipped = skipped(answer.task.settings)
     if count or not is_skipped("".join(watch.texts[: watch.passed])):
         texts = watch.texts[count : watch.passed]
         on_text("".join(texts))
@@ -438,7 +433,7 @@ async def _pass_up_to_blame(answer: Answer, failure: Failure) -> tuple[int, int]
             end = position
             break
         start = position
-        may_stop = maybe_stops(watch.settings.stop, watch.texts, position)
+        may_stop = maybe_stops(answer.task.settings.stop, watch.texts, position)
         is_empty = is_nearly_empty("".join(watch.texts[:position]))
         if answer.continues and not (may_stop or is_empty):
             watch.judge(position, worst)

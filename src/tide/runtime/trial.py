@@ -45,11 +45,6 @@ class TrialTask:
         return self.prompt.text if self.chat is None else self.chat
 
     @property
-    def in_parts(self) -> bool:
-        """Whether the answer is drawn and scored as a whole."""
-        return self.settings.in_parts(self.chat)
-
-    @property
     def seed(self) -> int:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
-from tide.core.settings import Settings
 from tide.core.text import (
     LEAST,
     MOST,
@@ -125,13 +124,9 @@ class Watch:
     _undecided: int = -1  # the last position that neither passed nor failed
     _decided: int = -_AGAIN  # the last position that the scorer scored where its screen rejects
 
-    @property
-    def settings(self) -> Settings:
-        return self.acceptance.settings
-
     def is_suspicious(self, score: TextScore) -> bool:
         """Return whether the score reaches the share `blame` of a limit."""
-        level = self.options.blame * self.settings.toxicity_threshold
+        level = self.options.blame * self.acceptance.settings.toxicity_threshold
         return self.acceptance.scaled(score) >= level
 
     @property
@@ -165,7 +160,7 @@ class Watch:
                 return None
             self._undecided = -1
             return end
-        stop = self.settings.stop
+        stop = self.acceptance.settings.stop
         if self.options.pace == "sentence":
             while (size := first_end(self.texts[start:], ended=ended, stop=stop)) is not None:
                 start += size
@@ -203,7 +198,7 @@ class Watch:
 
     def _wide(self, after: int, position: int) -> list[str]:
         """Return the short and the long window for a scorer or screen that reads texts whole."""
-        context = self.settings.window_tokens
+        context = self.acceptance.settings.window_tokens
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:position]) for start in starts]
 
@@ -301,7 +296,7 @@ class Watch:
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         # A later window holds all of the first `window_tokens`, so its score replaces theirs.
-        context, passes = self.settings.window_tokens, self.acceptance.passes
+        context, passes = self.acceptance.settings.window_tokens, self.acceptance.passes
         scores = [score for position, score in self.scores if context < position <= self.passed]
         scores = [score for score in scores if passes(score)] or [self.scores[-1][1]]
         names = set.intersection(*(set(score.attributes) for score in scores))
@@ -342,10 +337,10 @@ def _stopped(watch: Watch, settled: int) -> FinishReason | None:
 
     settled: number of tokens whose texts were searched before.
     """
-    texts, stop = watch.texts, watch.settings.stop
+    texts, stop = watch.texts, watch.acceptance.settings.stop
     longest = max(map(len, stop), default=0)
     start = start_before(texts, settled, longest)
-    end = watch.settings.stop_in("".join(texts[start:])) if stop else None
+    end = watch.acceptance.settings.stop_in("".join(texts[start:])) if stop else None
     if end is None:
         return None
     end += len("".join(texts[:start]))

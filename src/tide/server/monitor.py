@@ -82,7 +82,7 @@ async def forecast(draft: Draft, task: TrialTask, engine: Engine, scoring: Scori
     text, pieces = draft.text, draft.pieces
     if task.chat is not None and "parts" in engine.capabilities:
         text = thoughts.add(text) + thoughts.end()  # enforced texts have no thoughts
-    if task.in_parts:
+    if task.settings.in_parts(task.chat):
         parts = Parts(
             reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
         )
