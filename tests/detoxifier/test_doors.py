@@ -85,13 +85,12 @@ def repaired() -> str:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["repair"])
 @pytest.mark.parametrize(
     "door",
     ["task", "async stream", "left async stream", "stream", "left stream", "map", "closed map"],
 )
-def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str) -> None:
-    engine, scorer = Stops(phase, for_ever), Reader()
+def test_a_caller_who_leaves_ends_the_work_within_a_second(door: str) -> None:
+    engine, scorer = Stops("repair", for_ever), Reader()
 
     async def leave() -> None:
         async with AsyncDetoxifier(engine, scorer=scorer, **SETTINGS) as detox:

@@ -153,9 +153,6 @@ def test_a_call_can_have_settings_of_its_own() -> None:
     assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
 
 
-# Empty completions
-
-
 # Output for people
 
 
@@ -166,20 +163,6 @@ def test_a_result_is_one_short_line(alone: list[Result]) -> None:
     assert repr(stubborn).startswith("Result(not accepted, toxicity 0.")
     assert "'t******* 0" in repr(stubborn)
     assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [("", "prompt 1: empty"), (" \n", "prompt 1: empty"), ("word " * 120, "context of 128")],
-)
-def test_bad_prompts(prompt: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        list(detoxifier().map(["fine", prompt]))
-    with pytest.raises(InputError, match="wrap it in a list"):
-        detoxifier().map("a prompt")
 
 
 def test_the_example_of_an_own_strategy_runs() -> None:

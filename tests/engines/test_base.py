@@ -71,14 +71,6 @@ async def _whole(call: Callable[..., Any], *arguments: Any) -> None:
         await asked
 
 
-def test_a_closed_engine_says_so() -> None:
-    engine = scripted_engine()
-    completed(engine, [torch.zeros(1, 8)], Sampling(), [0])
-    engine.close()
-    calls_of_a_closed_engine(engine, torch.zeros(1, 8))
-    engine.close()
-
-
 OWN = Sampling(max_new_tokens=4)
 
 

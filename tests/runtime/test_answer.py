@@ -16,7 +16,6 @@ from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import (
-    DeadlineError,
     InputError,
     ScorerBrokenError,
     ScorerError,
@@ -128,6 +127,8 @@ def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
     with pytest.raises(InputError, match=f"prompt 1: expected a text, got {told}"):
         list(detox.map([PROMPTS[0], prompt]))
+    with pytest.raises(InputError, match="wrap it in a list"):
+        detox.map("a prompt")
 
 
 def test_bad_prompts_fail_alone() -> None:
@@ -149,14 +150,6 @@ def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
         assert isinstance(result, Result)
         parts.append(result.trials)
     assert parts == [(trials[1], trials[3]) for trials in whole]
-
-
-def test_deadlines_of_prompts() -> None:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), deadline=1e-9)
-    with pytest.raises(DeadlineError, match="no text was scored within 1e-09 s"):
-        detox(PROMPTS[0])
-    whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
-    assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
 def test_a_late_search_ends_with_the_best_it_has() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.runtime.test_acceptance import LIMITS, Sides, threatening
 from tests.runtime.world import (
     PROMPT,
     SETTINGS,
-    Reader,
     Storyteller,
     never,
     sentence,
@@ -129,10 +129,21 @@ def test_on_fail_is_read_from_text() -> None:
             Settings(on_fail=wrong, thresholds={"threat": 0.1})
 
 
-@pytest.mark.parametrize(("on_fail", "word"), [("repair", 4), ("block", 0)])
-def test_forecast_is_of_what_is_done(on_fail: str, word: int) -> None:
-    """A repair begins at the blamed word; a blocked answer ends before the sentence that fails."""
-    scorer = Reader(lambda text: "w4" in text)
+@pytest.mark.parametrize(
+    ("on_fail", "suspicious", "word"),
+    [("repair", "w4", 4), ("repair", "w2", 2), ("block", "w2", 0)],
+)
+def test_forecast_is_of_what_is_done(on_fail: str, suspicious: str, word: int) -> None:
+    """A repair begins at the word with which the score rises, half of the way to its limit; a
+    blocked answer ends before the sentence that fails.
+    """
+
+    def score(text: str) -> float:
+        if "w4" in text:
+            return 0.9
+        return 0.3 if suspicious in text else 0.1
+
+    scorer = FakeScorer(score)
 
     async def forecast() -> int | None:
         draft = await detox.draft(PROMPT, None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import InputError, StrategyError
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
@@ -30,6 +27,22 @@ MESSAGES = [
     {"role": "assistant", "content": "Rain fell"},
     {"role": "user", "content": "the people are kind"},
 ]
+
+
+@pytest.mark.parametrize("name", ["tide", "random-walk", "shuffled", "resample"])
+def test_search_ends_after_max_iterations(name: str) -> None:
+    """A search without an end would fail, too: the scorer takes no more texts."""
+
+    def score(texts: list[str]) -> list[float]:
+        sent.extend(texts)
+        assert len(sent) < 100
+        return [0.9] * len(texts)
+
+    sent: list[str] = []
+    settings: dict[str, Any] = {"strategy": name, "max_iterations": 3}
+    with Detoxifier(scripted_engine(), scorer=score, **settings) as detox:
+        trial = detox(PROMPTS[0]).best
+    assert (trial.accepted, trial.iterations) == (False, 3)
 
 
 class Faulty(TideStrategy):
@@ -167,29 +180,6 @@ def test_an_empty_text_is_no_loop(accepts: bool) -> None:
     more: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
     with Detoxifier(engine, scorer=ReadingScorer(), accept_empty=accepts, **more) as detox:
         assert detox("so").best.accepted is accepts
-
-
-def test_nothing_more_is_scored_of_a_cancelled_search() -> None:
-    engine, scorer = scripted_engine(), ReadingScorer()
-    moved = threading.Event()
-
-    async def wait(request: Request) -> None:
-        if isinstance(request.prompt, torch.Tensor):
-            moved.set()
-            await asyncio.sleep(0.2)
-
-    async def leave() -> None:
-        async with AsyncDetoxifier(engine, scorer=scorer, strategy="tide") as detox:
-            task = asyncio.create_task(detox(PROMPTS[2]))
-            assert await asyncio.to_thread(moved.wait, 20)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.sleep(0.4)
-
-    engine.on_write = wait
-    asyncio.run(leave())
-    assert sum(map(len, scorer.calls)) == 1
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,16 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
     assert answer.passed == 2
 
 
+def test_suspicious_text_is_held_back_for_sixteen_tokens() -> None:
+    answer = watch()
+    answer.texts += [f" word{number}" for number in range(20)]
+    held = []
+    for position, _ in answer.asks(ended=False):
+        assert answer.judge(position, scored(0.3)) is None
+        held.append(position - answer.passed)
+    assert held == [*range(1, 17), 0, 1, 2]
+
+
 def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
     failure = feed(watch(), [0.1, 0.1, 0.3, 0.4, 0.9])
     assert failure == Failure(5, scored(0.9), 2, (3,))
@@ -208,14 +218,6 @@ def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> No
     assert answer.note_rejection(end + 8)
     failure = answer.judge(end + 8, scored(0.6))
     assert failure == Failure(end + 8, scored(0.6), end, tuple(range(end + 1, end + 9)))
-
-
-def test_long_texts_are_scored_by_their_last_words() -> None:
-    answer = watch(window_tokens=4)
-    answer.texts += [f" w{i}" for i in range(30)]
-    (position, windows), *_ = answer.asks(ended=False)[20:]
-    assert windows[0].split() == [f"w{i}" for i in range(position - 1 - 4, position)]
-    assert windows[1].split() == [f"w{i}" for i in range(position - 1 - 12, position)]
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:

@@ -51,12 +51,12 @@ def test_results_are_those_of_one_process(prompts: list[str], tmp_path: Path) ->
     # Three that cannot be completed: the pocket model has no template.
     texts = [*prompts[:30], "", "word " * 300, Chat.said("Hello")]
     expected = dict(outcomes(Detoxifier(preset="relative", scorer="pocket"), texts))
-    found = list(map_prompts(functools.partial(create, tmp_path), texts, actors=2, batch=4))
-    assert sorted(number for number, _ in found) == list(range(33))
-    failed = {number: str(result) for number, result in found if isinstance(result, InputError)}
+    results = list(map_prompts(functools.partial(create, tmp_path), texts, actors=2, batch=4))
+    assert sorted(number for number, _ in results) == list(range(33))
+    failed = {number: str(result) for number, result in results if isinstance(result, InputError)}
     assert failed == {number: str(expected[number]) for number in (30, 31, 32)}
     assert failed[32].startswith("messages: ")
-    same = sum(expected[number] == result for number, result in found)
+    same = sum(expected[number] == result for number, result in results)
     assert same >= 27  # float summation order may differ with the batch
 
 

@@ -29,8 +29,8 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
     del environment["VLLM_LOGGING_LEVEL"]  # quiet by itself
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    made = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert len(made) == 40
-    assert sum(record["toxicity"] >= 0.5 for record in made) <= 2
+    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert len(records) == 40
+    assert sum(record["toxicity"] >= 0.5 for record in records) <= 2
     assert "INFO" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

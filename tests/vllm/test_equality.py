@@ -59,10 +59,10 @@ def test_the_same_least_lengths_and_stop_strings(
     assert completed(engine, embeddings, long, range(20)) == whole
     for text in (whole[3].text[10:13], whole[7].text[1:2], "never"):
         stopped = long.model_copy(update={"stop": (text, ". ")})
-        found = completed(engine, embeddings, stopped, range(20))
-        assert found == completed(local, embeddings, stopped, range(20))
-        assert any(one.finish_reason == "stop" for one in found)
-        assert not any(text in one.text for one in found)
+        texts = completed(engine, embeddings, stopped, range(20))
+        assert texts == completed(local, embeddings, stopped, range(20))
+        assert any(completion.finish_reason == "stop" for completion in texts)
+        assert not any(text in completion.text for completion in texts)
     with pytest.raises(InputError, match="repetition_penalty: not supported by"):
         completed(engine, embeddings, Sampling(repetition_penalty=1.1), range(20))
 
@@ -76,9 +76,9 @@ def test_greedy_answers_that_are_watched_are_those_of_one_call(
     rows = local.embed(some)
     expected = completed(local, rows, Sampling(**length), range(8))  # type: ignore[arg-type]
     detox = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), strategy=strategy)
-    found = list(detox.map(some, **length))  # type: ignore[arg-type]
-    assert [result.text for result in found] == [completion.text for completion in expected]
-    assert all(result.best.generated_tokens == 96 for result in found)
+    results = list(detox.map(some, **length))  # type: ignore[arg-type]
+    assert [result.text for result in results] == [completion.text for completion in expected]
+    assert all(result.best.generated_tokens == 96 for result in results)
 
 
 def test_the_same_likelihoods(
@@ -112,12 +112,12 @@ def test_a_seed_draws_the_same_again_and_shares_noise(
 ) -> None:
     (x,) = local.embed(prompts[:1])
     sampling = Sampling(temperature=1.0)
-    one, same, other = completed(engine, [x] * 3, sampling, [1, 1, 2])
-    assert one == same
-    assert one != other
+    first, same, other = completed(engine, [x] * 3, sampling, [1, 1, 2])
+    assert first == same
+    assert first != other
     many = local.embed(prompts[:9])
     among = completed(engine, [*many, x], sampling, [*range(50, 59), 1])
-    assert among[-1] == one
+    assert among[-1] == first
 
 
 def test_a_row_is_written_alone_as_in_mixed_company(

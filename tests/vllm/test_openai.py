@@ -55,8 +55,8 @@ def test_what_is_found_out(engine: OpenAIEngine) -> None:
 def test_the_same_greedy_texts(
     engine: OpenAIEngine, chat_model: TransformersEngine, prompts: list[str]
 ) -> None:
-    found = [one.text for one in written(engine, prompts[:60])]
-    assert found == [one.text for one in written(chat_model, prompts[:60])]
+    texts = [completion.text for completion in written(engine, prompts[:60])]
+    assert texts == [completion.text for completion in written(chat_model, prompts[:60])]
 
 
 def written(engine: Engine, texts: list[str], **more: Any) -> list[Any]:
@@ -71,15 +71,16 @@ def test_held_words_are_the_same_tokens(
     held: list[str] = []
     for _ in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
-        found = [one.text for one in written(engine, prompts[:20], banned_token_ids=never)]
+        completions = written(engine, prompts[:20], banned_token_ids=never)
         server = engine._server
         assert server.token_source is not None
         ids = tuple(asyncio.run(on_server(engine, held)))
-        here = [one.text for one in written(chat_model, prompts[:20], banned_token_ids=ids)]
-        assert found == here
-        assert all(word not in text.split(" ") for text in found for word in held)
-        texts = engine.token_texts(engine.tokenize(found))
-        held.append(next(row[1] for row in texts[len(held) :] if len(row) > 1))
+        expected = written(chat_model, prompts[:20], banned_token_ids=ids)
+        answers = [completion.text for completion in completions]
+        assert answers == [completion.text for completion in expected]
+        assert all(word not in text.split(" ") for text in answers for word in held)
+        rows = engine.token_texts(engine.tokenize(answers))
+        held.append(next(row[1] for row in rows[len(held) :] if len(row) > 1))
 
 
 async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
@@ -122,9 +123,9 @@ def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, chat_server: Vllm
 
 def under_way(server: VllmProcess) -> int:
     rows = httpx.get(f"{server.url}/metrics").text.splitlines()
-    found = [row for row in rows if row.startswith("vllm:num_requests_running")]
-    assert found
-    return int(sum(float(row.rsplit(" ", 1)[1]) for row in found))
+    counts = [row for row in rows if row.startswith("vllm:num_requests_running")]
+    assert counts
+    return int(sum(float(row.rsplit(" ", 1)[1]) for row in counts))
 
 
 def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:

@@ -47,7 +47,7 @@ async def written(engine: Engine, request: Request, began: Callable[[], None]) -
 
 def under_way(engine: VllmEngine) -> int:
     """Requests that vLLM itself still has."""
-    # Of a cache in which a request still holds a place, nothing is dropped.
+    # Of a cache in which a request still holds entries, nothing is dropped.
     dropped = engine.portal.run(engine._engine.reset_prefix_cache)
     unfinished: int = engine._engine.get_num_unfinished_requests()
     return unfinished + (not dropped)
@@ -69,7 +69,7 @@ def test_pieces_come_while_others_are_written(
         # Each reads on when all have begun: an engine that wrote one after the other never would.
         begun, all_begun = list[Piece](), asyncio.Event()
 
-        async def one(request: Request) -> list[Piece]:
+        async def read(request: Request) -> list[Piece]:
             async with aclosing(engine.write(request)) as stream:
                 first = await anext(stream)
                 begun.append(first)
@@ -79,13 +79,13 @@ def test_pieces_come_while_others_are_written(
                 return [first, *[piece async for piece in stream]]
 
         with anyio.fail_after(120):
-            return await asyncio.gather(*map(one, requests(engine, some, LONG)))
+            return await asyncio.gather(*map(read, requests(engine, some, LONG)))
 
-    found = asyncio.run(all_of_them())
-    assert all(len(pieces) >= 10 for pieces in found)
-    texts = [[i for piece in pieces for i in piece.token_ids] for pieces in found]
+    answers = asyncio.run(all_of_them())
+    assert all(len(pieces) >= 10 for pieces in answers)
+    texts = [[i for piece in pieces for i in piece.token_ids] for pieces in answers]
     expected = completed(local, local.tokenize(some), LONG, range(12))
-    assert texts == [list(one.token_ids) for one in expected]
+    assert texts == [list(completion.token_ids) for completion in expected]
 
 
 def test_an_abandoned_request_is_aborted(
@@ -94,12 +94,12 @@ def test_an_abandoned_request_is_aborted(
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:8]
 
     async def leave() -> None:
-        async def one(request: Request) -> None:
+        async def begin(request: Request) -> None:
             async with aclosing(engine.write(request)) as pieces:
                 piece = await anext(pieces)
                 assert piece.finish_reason is None
 
-        await asyncio.gather(*(one(request) for request in requests(engine, some, LONG)))
+        await asyncio.gather(*(begin(request) for request in requests(engine, some, LONG)))
 
     async def cancel() -> None:
         """In the middle of a step, and before the first piece."""
@@ -125,43 +125,47 @@ def test_tokens_that_are_never_drawn(
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:20]
     held: tuple[int, ...] = (0, 2)  # no end of the text, either
     for _ in range(3):
-        found = [asyncio.run(whole(one, some, banned_token_ids=held)) for one in (engine, local)]
-        assert found[0] == found[1]
-        assert not any(i in held for ids in found[0] for i in ids)
-        assert all(len(ids) == SHORT.max_new_tokens for ids in found[0])
-        held += tuple({ids[len(held) % 5] for ids in found[0]} - set(held))
+        rows = asyncio.run(whole(engine, some, banned_token_ids=held))
+        assert rows == asyncio.run(whole(local, some, banned_token_ids=held))
+        assert not any(token in held for ids in rows for token in ids)
+        assert all(len(ids) == SHORT.max_new_tokens for ids in rows)
+        held += tuple({ids[len(held) % 5] for ids in rows} - set(held))
     # With what is held back in a request, and without in another, at the same time.
     together = asyncio.run(mixed(engine, some, held))
     assert together == asyncio.run(mixed(local, some, held))
 
 
 async def whole(engine: Engine, texts: list[str], **more: Any) -> list[list[int]]:
-    wanted = requests(engine, texts, SHORT, **more)
-    found = await asyncio.gather(*(written(engine, one, lambda: None) for one in wanted))
-    return [[i for piece in pieces for i in piece.token_ids] for pieces in found]
+    writing = [
+        written(engine, request, lambda: None) for request in requests(engine, texts, SHORT, **more)
+    ]
+    answers = await asyncio.gather(*writing)
+    return [[token for piece in pieces for token in piece.token_ids] for pieces in answers]
 
 
 async def mixed(engine: Engine, texts: list[str], held: tuple[int, ...]) -> list[Any]:
     prompts = enumerate(engine.tokenize(texts))
-    wanted = [Request(ids, SHORT, banned_token_ids=held if i % 2 else ()) for i, ids in prompts]
-    return list(await engine.complete(wanted))
+    mixture = [Request(ids, SHORT, banned_token_ids=held if i % 2 else ()) for i, ids in prompts]
+    return list(await engine.complete(mixture))
 
 
-# An engine of one's own, which is broken
+# An engine that is broken
 
 
 def children(process: int) -> set[int]:
-    """All processes below one that still run."""
+    """All processes below this process that still run."""
     parents = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
-    found: set[int] = set()
-    while more := {one for one, parent in parents.items() if parent in {process, *found}} - found:
-        found |= more
-    return found
+    below: set[int] = set()
+    generation = {process}
+    while generation:
+        generation = {child for child, parent in parents.items() if parent in generation}
+        below |= generation
+    return below
 
 
 @pytest.fixture
@@ -178,31 +182,31 @@ def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, set[i
 
 
 def test_closing_leaves_no_process(another: tuple[VllmEngine, set[int]]) -> None:
-    engine, own = another
-    assert own
+    engine, processes = another
+    assert processes
 
     async def close_amid() -> list[Any]:
-        wanted = requests(engine, ["The weather", "A walk"], LONG)
+        amid = requests(engine, ["The weather", "A walk"], LONG)
         begun = asyncio.Event()
-        tasks = [asyncio.create_task(written(engine, one, begun.set)) for one in wanted]
+        tasks = [asyncio.create_task(written(engine, request, begun.set)) for request in amid]
         await begun.wait()
         await asyncio.to_thread(engine.close)
         return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10.0)
 
     ends = asyncio.run(close_amid())
     assert all(isinstance(end, EngineError) for end in ends), ends
-    wait_until(lambda: not own & children(os.getpid()), 10.0)
+    wait_until(lambda: not processes & children(os.getpid()), 10.0)
 
 
 def test_an_engine_that_dies_fails_what_waits(another: tuple[VllmEngine, set[int]]) -> None:
-    engine, own = another
+    engine, processes = another
 
     async def kill_amid() -> list[Any]:
-        wanted = requests(engine, ["The weather", "A walk", "kind"], LONG)
+        amid = requests(engine, ["The weather", "A walk", "kind"], LONG)
         begun = asyncio.Event()
-        tasks = [asyncio.create_task(written(engine, one, begun.set)) for one in wanted]
+        tasks = [asyncio.create_task(written(engine, request, begun.set)) for request in amid]
         await begun.wait()
-        for process in own:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60.0)
@@ -215,4 +219,4 @@ def test_an_engine_that_dies_fails_what_waits(another: tuple[VllmEngine, set[int
         completed(engine, engine.embed(["kind"]), SHORT, [0])
     engine.close()
     assert time.monotonic() - began < 10.0
-    assert not own & children(os.getpid())
+    assert not processes & children(os.getpid())

@@ -64,9 +64,9 @@ def counts(usage: dict[str, Any]) -> tuple[int, int]:
 def test_answers_are_the_servers_own(upstream: VllmProcess, gateway: Running) -> None:
     for question in QUESTIONS:
         direct, passed = (chat(url, question).json() for url in (upstream.url, gateway.url))
-        (own,), (choice,) = direct["choices"], passed["choices"]
-        assert choice["message"]["content"] == own["message"]["content"]
-        assert choice["finish_reason"] == own["finish_reason"]
+        (expected,), (choice,) = direct["choices"], passed["choices"]
+        assert choice["message"]["content"] == expected["message"]["content"]
+        assert choice["finish_reason"] == expected["finish_reason"]
         assert counts(passed["usage"]) == counts(direct["usage"])
         pieces, reason, usage = streamed(upstream.url, question)
         passed_pieces, passed_reason, passed_usage = streamed(gateway.url, question)

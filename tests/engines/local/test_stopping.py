@@ -93,19 +93,6 @@ def test_least_lengths_and_penalties_as_generate_from_embeddings(
             assert completions != written(ending, greedy())
 
 
-def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
-    engine: TransformersEngine,
-) -> None:
-    (ids,) = engine.tokenize(PROMPTS[1:2])
-    ids = [token_id for token_id in ids if token_id]  # the first row of Gemma is all zeros
-    x = engine.embed_tokens(ids)
-    moved = x + 0.4 * x.std() * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([ids])}
-    expected = generated(engine, inputs, repetition_penalty=1.5)
-    (got,) = completed(engine, [moved], greedy(repetition_penalty=1.5), [0])
-    assert list(got.token_ids) == expected
-
-
 def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
     """`generate` leaves the stop string in the text; our text ends before it."""
     wholes = [completion.text for completion in written(engine, greedy())]
