@@ -23,7 +23,7 @@ from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import Sampler
+from tide.engines.local.sampler import Drawing, Sampler
 from tide.plugins.specs import format_spec, parse_spec
 
 # Prefixes that fit into the context of a tiny model.
@@ -192,7 +192,7 @@ class Plain:
         score = getattr(self, kind.replace("-", "_"))
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
-        sampler.enter([sampling], [seed])
+        sampler.enter([Drawing(sampling, seed)])
         default = "warp-shift" if kind in WARP_FIRST else "shift-warp"
         shift_first = (order or default) == "shift-warp"
         for _ in range(sampling.max_new_tokens):

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
-from tide.engines.local.sampler import _MANY, _REACH, NoiseKeys, Sampler, gumbel_noise
+from tide.engines.local.sampler import (
+    _MANY,
+    _REACH,
+    Drawing,
+    NoiseKeys,
+    Sampler,
+    gumbel_noise,
+)
 
 CPU = torch.device("cpu")
 Rows = list[tuple[Sampling, int]]
@@ -31,7 +38,7 @@ def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
 
 def sampler_of(rows: Rows) -> Sampler:
     sampler = Sampler(CPU)
-    sampler.enter([sampling for sampling, _ in rows], [seed for _, seed in rows])
+    sampler.enter([Drawing(sampling, seed) for sampling, seed in rows])
     return sampler
 
 
@@ -166,14 +173,11 @@ def test_rows_enter_and_leave_at_any_step(
         sampler.keep(order)
         rows = [rows[i] for i in order]
         sampler.enter(
-            [sampling for sampling, *_ in entering],
-            [seed for _, seed, _ in entering],
-            [[seed, 7] for _, seed, _ in entering],
-            [never for *_, never in entering],
+            [Drawing(sampling, seed, [seed, 7], never) for sampling, seed, never in entering]
         )
         for sampling, seed, never in entering:
             alone = Sampler(CPU, stops)
-            alone.enter([sampling], [seed], [[seed, 7]], [never])
+            alone.enter([Drawing(sampling, seed, [seed, 7], never)])
             rows.append((alone, never))
         if not rows:
             continue
@@ -194,7 +198,12 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
     logits[:, [5, 9]] = 50.0
     sampler = Sampler(CPU)
     sampling = Sampling(temperature=temperature, max_new_tokens=30)
-    sampler.enter([sampling] * 3, [1, 2, 3], banned=[[5], [5, 9], []])
+    sampler.enter(
+        [
+            Drawing(sampling, seed, banned=banned)
+            for seed, banned in ((1, [5]), (2, [5, 9]), (3, []))
+        ]
+    )
     for _ in range(30):
         masked = logits.clone()
         first, second, third = sampler.draw(sampler.warp(sampler.prepare(masked)))[0].tolist()

@@ -25,7 +25,7 @@ from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.local.cache import Beginning, Pair
-from tide.engines.local.sampler import Sampler
+from tide.engines.local.sampler import Drawing, Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
@@ -182,12 +182,12 @@ class Lane:
     def sample(self, rows: Sequence[Row]) -> None:
         """Start to draw tokens for these rows, which the stream has read."""
         self.rows += rows
-        self.sampler.enter(
-            [row.request.sampling for row in rows],
-            [row.request.seed for row in rows],
-            [row.prompt_ids for row in rows],
-            [row.request.banned_token_ids for row in rows],
-        )
+        drawings = []
+        for row in rows:
+            request = row.request
+            banned = request.banned_token_ids
+            drawings.append(Drawing(request.sampling, request.seed, row.prompt_ids, banned))
+        self.sampler.enter(drawings)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Draw the next token of each row, (B,); also returns whether the scores were finite."""

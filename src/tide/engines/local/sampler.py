@@ -86,13 +86,21 @@ def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class _Sequence:
-    """A sequence whose tokens a sampler draws. drawn: number of tokens drawn so far."""
+class Drawing:
+    """A sequence whose tokens a sampler draws.
+
+    prompt: the prompt's ids, to which a repetition penalty also applies. banned: ids that are never
+    drawn. drawn: number of tokens drawn so far.
+    """
 
     sampling: Sampling
-    keys: NoiseKeys
-    banned: tuple[int, ...]
+    seed: int
+    prompt: Sequence[int] = ()
+    banned: Sequence[int] = ()
     drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self.keys = NoiseKeys(self.seed)
 
 
 class Sampler:
@@ -106,34 +114,23 @@ class Sampler:
     def __init__(self, device: torch.device, stop_ids: Tensor | None = None) -> None:
         self._device = device
         self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
-        self._rows: list[_Sequence] = []
+        self._rows: list[Drawing] = []
         self._seen: Tensor | None = None  # ids of each row under a repetition penalty
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
         self._penalty = torch.empty(0, 1)
 
-    def enter(
-        self,
-        samplings: Sequence[Sampling],
-        seeds: Sequence[int],
-        prompts: Sequence[Sequence[int]] = (),
-        banned: Sequence[Sequence[int]] = (),
-    ) -> None:
-        """Append sequences.
-
-        prompts: the prompt ids of each sequence, to which a repetition penalty also applies; needed
-        if any sequence has such a penalty. banned: ids that each sequence must not draw.
-        """
+    def enter(self, rows: Sequence[Drawing]) -> None:
+        """Append sequences."""
         before = len(self._rows)
-        for sampling, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
-            self._rows.append(_Sequence(sampling, NoiseKeys(seed), tuple(out)))
+        self._rows += rows
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
-            rows = [[0]] * before if self._seen is None else self._seen.tolist()
-            rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
+            seen = [[0]] * before if self._seen is None else self._seen.tolist()
+            seen += [list(row.prompt) or [0] for row in rows]
             # Rows are padded by repeating an id, which has no effect.
-            longest = max(map(len, rows))
-            padded = [row + row[:1] * (longest - len(row)) for row in rows]
+            longest = max(map(len, seen))
+            padded = [ids + ids[:1] * (longest - len(ids)) for ids in seen]
             self._seen = torch.tensor(padded, dtype=torch.int64, device=self._device)
         self._arrange()
 
