@@ -126,7 +126,7 @@ def explore(
         ((_, result),) = outcomes(search, [prompt], trials=[trial])
     if isinstance(result, TideError):
         raise result
-    problem, _ = start_of(engine.encode(prompt), settings, 0, engine)
+    problem = start_of(engine.encode(prompt), settings, 0, engine)
     whole, movable = problem.x0, problem.movable
     x0 = whole[movable]
     # The prompt and the iterates, by round; a point may be completed several times in a round.

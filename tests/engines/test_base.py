@@ -46,8 +46,8 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
     others = {
         "close",
-        "check",
         "check_sampling",
+        "check",
         "check_ids",
         "check_prompt",
         "completions",

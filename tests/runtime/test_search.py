@@ -15,7 +15,7 @@ from tests.chats import CHATML, save_chat_model
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
-from tide.core.errors import InputError, StrategyError
+from tide.core.errors import CompletionError, InputError, StrategyError
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
@@ -120,7 +120,7 @@ def test_embeddings_that_no_engine_takes_fail_alone() -> None:
             return asked
 
     failed = completed_with(Spoiling)[2]
-    assert isinstance(failed, StrategyError)
+    assert isinstance(failed, CompletionError)
     assert "NaN" in str(failed)
 
 

@@ -87,7 +87,7 @@ SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 
 class StrategyError(TideError):
-    """A search strategy failed, or made an invalid request."""
+    """A search strategy failed, or chose a completion that does not exist."""
 
 
 class DeadlineError(TideError):

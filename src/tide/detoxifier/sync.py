@@ -182,7 +182,7 @@ class Detoxifier(DetoxifierBase):
 
         return results()
 
-    def _finished(
+    def _as_completed(
         self,
         prompts: Iterable[str | Chat],
         settings: Settings,
@@ -234,7 +234,7 @@ def outcomes(
         raise InputError("prompts: expected several texts, got one string; wrap it in a list")
     settings, strategy = detoxifier._resolve(overrides)
     numbers = range(settings.num_trials) if trials is None else sorted(trials)
-    finished = detoxifier._finished(prompts, settings, strategy, numbers)
+    finished = detoxifier._as_completed(prompts, settings, strategy, numbers)
     return _in_order(finished) if ordered else finished
 
 

@@ -349,7 +349,8 @@ class Engine(ABC):
         """Write a completion piece by piece. The text does not depend on the rest of the batch.
 
         Closing the generator aborts the request at the next step. Raises CompletionError for a
-        prompt that the engine cannot complete, and EngineError if the engine fails for all prompts.
+        prompt that the engine cannot complete, InputError for an option that it does not support,
+        and EngineError if the engine fails for all prompts.
         """
         if not self.portal.is_current:
             async with aclosing(self.portal.iterate(self.write, request)) as elsewhere:

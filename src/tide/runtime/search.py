@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from tide.core.errors import CompletionError, StrategyError, guarded
+from tide.core.errors import StrategyError, guarded
 from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
 async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Run a trial that searches for a whole answer that passes."""
     settings = task.settings
-    problem, request = start_of(task.prompt, settings, task.seed, engine)
-    request = replace(request, priority=task.priority)
+    problem = start_of(task.prompt, settings, task.seed, engine)
+    request = Request(task.prompt.token_ids, settings.sampling, priority=task.priority)
     running = Search(task.strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()
@@ -43,12 +43,9 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=running.blocked)
 
 
-def start_of(
-    prompt: Prompt, settings: Settings, seed: int, engine: Engine
-) -> tuple[Problem, Request]:
-    """Build the starting point of a search.
+def start_of(prompt: Prompt, settings: Settings, seed: int, engine: Engine) -> Problem:
+    """Return the starting point of a search: the embeddings with a mask of the rows to move.
 
-    Returns the embeddings with a mask of the rows to move, and a request for the prompt itself.
     Raises InputError for a prompt of special tokens alone.
     """
     import torch  # noqa: PLC0415  (slow import)
@@ -57,15 +54,14 @@ def start_of(
     from tide.search.geometry import movable_rows  # noqa: PLC0415
 
     ids = prompt.token_ids
-    request = Request(ids, settings.sampling)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
-        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), request
+        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
     fixed = torch.tensor(prompt.fixed_mask)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
     movable = movable_rows(fixed, settings.perturb, user)
     x = engine.embed_tokens(ids)
-    return Problem(x, movable, seed, engine.dtype, movable | ~fixed), request
+    return Problem(x, movable, seed, engine.dtype, movable | ~fixed)
 
 
 @dataclass
@@ -112,11 +108,6 @@ class Search:
             if candidate.role != "initial" or candidate.displacement != 0:
                 request = replace(request, prompt=candidate.embeddings)
             requests.append(request)
-        for request in requests:
-            try:
-                self.engine.check(request)
-            except CompletionError as error:
-                raise StrategyError(f"the strategy made an invalid request: {error}") from error
         completions = await self.engine.complete(requests)
         effort, acceptance, settings = self.effort, self.task.acceptance, self.task.settings
         effort.read_tokens += sum(completion.read_tokens for completion in completions)

@@ -4,7 +4,6 @@ finds where it fails.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -210,8 +209,7 @@ class Watch:
 
     def ends(self, position: int) -> bool:
         """Return whether a sentence or the answer ends at a position returned by `asks`."""
-        at = bisect_left(self._sentences, position)
-        return self._sentences[at : at + 1] == [position]
+        return position in self._sentences
 
     def note_acceptance(self, position: int) -> None:
         """Note that the screen accepts the next position, which so neither passes nor fails."""
@@ -273,11 +271,6 @@ class Watch:
         start = max(self.passed, self._before_rise)
         words = (*word_ends(self.texts[: self._risen], start), self._risen)
         return Failure(*self._failed, start, words)
-
-    def cut(self, length: int) -> None:
-        """Cut the answer to `length` characters; this may shorten the last token's text."""
-        self.texts[:] = cut(self.texts, length)
-        del self.ids[len(self.texts) :]
 
     def drop_after(self, position: int) -> None:
         """Drop the tokens after `position`; `passed` becomes the last position left that passed."""
@@ -344,6 +337,7 @@ def _stopped(watch: Watch, settled: int) -> FinishReason | None:
     if end is None:
         return None
     end += len("".join(texts[:start]))
-    # Passed text stays.
-    watch.cut(max(end, len("".join(texts[: watch.passed]))))
+    # Passed text stays. The cut may shorten the last token's text.
+    texts[:] = cut(texts, max(end, len("".join(texts[: watch.passed]))))
+    del watch.ids[len(texts) :]
     return "stop"
