@@ -50,7 +50,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "check",
         "check_ids",
         "check_prompt",
-        "completions",
+        "completion",
         "has_stopped",
         "supports_continuation",
     }

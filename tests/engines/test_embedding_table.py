@@ -89,10 +89,10 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
     size = len(engine.tokenizer)
     assert size < VOCAB - 1
     known, unknown = engine.tokenizer.encode("town"), [size, VOCAB - 1]
-    assert engine.completions([(known + unknown, "length")], PLAIN[:1])[0].text.strip() == "town"
-    assert engine.completions([([], "length"), ([], "stop")], PLAIN)[1].text == ""
+    assert engine.completion(known + unknown, "length", 0, PLAIN[0]).text.strip() == "town"
+    assert engine.completion([], "stop", 0, PLAIN[0]).text == ""
     with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
-        engine.completions([(known, "length"), (unknown, "length")], PLAIN)
+        engine.completion(unknown, "length", 0, PLAIN[0])
 
 
 def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(

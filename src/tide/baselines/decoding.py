@@ -211,9 +211,8 @@ class DecodingBaseline(ABC):
                 if isinstance(row, CompletionError):
                     outcomes[number] = row
                     continue
-                ids, reason, read = row
-                (completion,) = self.engine.completions([(ids, reason)], [sampling])
-                outcomes[number] = Generated(completion, 1, read, 0)
+                completion = self.engine.completion(*row, sampling)
+                outcomes[number] = Generated(completion, 1, completion.read_tokens, 0)
         return [outcomes[number] for number in range(len(prompts))]
 
     def close(self) -> None:

@@ -396,11 +396,9 @@ class Engine(ABC):
         if not self.portal.is_current:
             return await self.portal.call(self.complete, requests)
         rows = await gather(map(self._whole, requests))
-        written = [(ids, reason) for ids, reason, _ in rows]
-        completions = self.completions(written, [request.sampling for request in requests])
         return [
-            replace(completion, read_tokens=read_tokens)
-            for completion, (_, _, read_tokens) in zip(completions, rows, strict=True)
+            self.completion(*row, request.sampling)
+            for row, request in zip(rows, requests, strict=True)
         ]
 
     def after(self, request: Request, token_ids: Sequence[Token]) -> Request:
@@ -440,29 +438,23 @@ class Engine(ABC):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")
         return likelihoods
 
-    def completions(
-        self, written: Sequence[tuple[Sequence[Token], FinishReason]], samplings: Sequence[Sampling]
-    ) -> list[Completion]:
-        """Return the completions of token ids, which exclude the token that ended the text.
+    def completion(
+        self, ids: Sequence[Token], reason: FinishReason, read_tokens: int, sampling: Sampling
+    ) -> Completion:
+        """Return the completion of token ids, which exclude the token that ended the text.
 
-        A text is cut before its first stop string. Its ids are cut to the shortest prefix whose
-        text begins with the cut text.
+        The text is cut before its first stop string, and the ids to the shortest prefix whose text
+        begins with the cut text.
         """
-        texts = self.texts([ids for ids, _ in written])
-        completions = []
-        for text, (ids, reason), sampling in zip(texts, written, samplings, strict=True):
-            if (end := sampling.stop_in(text)) is None:
-                completions.append(Completion(text, tuple(ids), reason))
-            else:
-                count = self._fewest(ids, text[:end])
-                completions.append(Completion(text[:end], tuple(ids[:count]), "stop"))
-        return completions
-
-    def _fewest(self, ids: Sequence[Token], beginning: str) -> int:
-        """Return the length of the shortest prefix of `ids` whose text begins like this."""
-        return bisect_left(
-            range(len(ids)), True, key=lambda n: self.texts([ids[:n]])[0].startswith(beginning)
+        (text,) = self.texts([ids])
+        end = sampling.stop_in(text)
+        if end is None:
+            return Completion(text, tuple(ids), reason, read_tokens)
+        text = text[:end]
+        count = bisect_left(
+            range(len(ids)), True, key=lambda count: self.texts([ids[:count]])[0].startswith(text)
         )
+        return Completion(text, tuple(ids[:count]), "stop", read_tokens)
 
     def has_stopped(self, ids: Sequence[Token], sampling: Sampling) -> bool:
         """Return whether the text of these ids contains a stop string."""

@@ -181,16 +181,14 @@ class EmbeddingEngine(Engine):
         if isinstance(prompt, Sequence) and self._outside(prompt) is not None:
             raise CompletionError(f"a token id is outside the model's vocabulary of {self._size}")
 
-    def completions(
-        self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
-    ) -> list[Completion]:
-        completions = super().completions(written, samplings)
-        for completion in completions:
-            ids = list(completion.token_ids)
-            # Unknown ids decode to an empty text, as if the model had written nothing.
-            if ids and not completion.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
-                raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
-        return completions
+    def completion(
+        self, ids: Sequence[int], reason: FinishReason, read_tokens: int, sampling: Sampling
+    ) -> Completion:
+        completion = super().completion(ids, reason, read_tokens, sampling)
+        # Unknown ids decode to an empty text, as if the model had written nothing.
+        if ids and not completion.text and not any(self.tokenizer.convert_ids_to_tokens(list(ids))):
+            raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
+        return completion
 
     def _outside(self, token_ids: Sequence[int]) -> int | None:
         """Return the first id without a row in the table, or None."""

@@ -163,7 +163,7 @@ def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> 
     ids = engine.tokenizer.encode("The people are kind", add_special_tokens=False)
     whole = engine.tokenizer.decode(ids)
     for cut in range(1, len(ids)):
-        (completion,) = engine.completions([(ids[cut:], "length")], [GREEDY])
+        completion = engine.completion(ids[cut:], "length", 0, GREEDY)
         assert engine.tokenizer.decode(ids[:cut]) + completion.text == whole
 
 

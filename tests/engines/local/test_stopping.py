@@ -184,8 +184,8 @@ def test_control_tokens_do_not_vanish_from_a_text(tmp_path: Path) -> None:
     with TransformersEngine(folder) as engine:
         (marker,) = engine.tokenizer.encode("<turn>", add_special_tokens=False)
         ids = [*engine.tokenizer.encode("fine", add_special_tokens=False), marker, 0]
-        (completion,) = engine.completions([(ids, "length")], [greedy()])
+        completion = engine.completion(ids, "length", 0, greedy())
         assert completion.text == "fine<turn><s>"
         assert engine.token_texts([ids])[0][-2:] == ["<turn>", "<s>"]
-        (cut,) = engine.completions([(ids, "length")], [greedy(stop="<turn>")])
+        cut = engine.completion(ids, "length", 0, greedy(stop="<turn>"))
         assert (cut.text, cut.finish_reason) == ("fine", "stop")
