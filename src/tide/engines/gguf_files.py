@@ -116,18 +116,13 @@ def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
 def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file into the folder `target`.
 
-    folder: final path of `target`, for the log and the check of disk space.
+    folder: final path of `target`, for the log.
     """
     require("gguf", "gguf")
     import transformers  # noqa: PLC0415  (slow import)
 
     reader = _read(file)
     size = _BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    free = shutil.disk_usage(folder.parent).free
-    if size > free:
-        raise ValueError(
-            f"needs {size / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free"
-        )
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}

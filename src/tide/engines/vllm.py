@@ -33,8 +33,6 @@ from tide.engines.embedding_table import EmbeddingEngine
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
-# Booleans that are written as text. None marks texts that are refused because they are ambiguous.
-_BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
 # Each of these options crashes vLLM if prompts are embeddings (vLLM's issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -76,7 +74,10 @@ class VllmEngine(EmbeddingEngine):
         **options: Any,
     ) -> None:
         self.name = str(model)
-        options = {name: _parsed(name, value) for name, value in options.items()}
+        for name, value in options.items():
+            # vLLM takes any text as true, so "False" would turn an option on.
+            if isinstance(value, str) and value.lower() in ("true", "false"):
+                options[name] = value.lower() == "true"
         defaults = options.get("override_generation_config") or {}
         for name in _PENALTIES:
             if name in options or name in defaults:
@@ -194,25 +195,6 @@ class VllmEngine(EmbeddingEngine):
             engine.shutdown()
             # An engine that is deleted only when Python exits prints a traceback.
             self._engine = None
-
-
-def _parsed(name: str, value: Any) -> Any:
-    """Return the value of a vLLM option, whose type only vLLM knows.
-
-    "true" and "false" become booleans, because vLLM takes any text as true and "False" would turn
-    an option on. Raises InputError for texts such as "yes" and "off", and for `trust_remote_code`
-    inside another option.
-    """
-    if isinstance(value, dict):
-        if "trust_remote_code" in value:
-            raise InputError(f"{name}: contains trust_remote_code; give it as a separate option")
-        return {key: _parsed(f"{name}.{key}", part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_parsed(name, part) for part in value]
-    meaning = _BOOLEANS.get(value.strip().lower(), value) if isinstance(value, str) else value
-    if meaning is None and value is not None:
-        raise InputError(f"{name}: write true or false (got {value!r})")
-    return meaning
 
 
 def sampling_fields(request: Request) -> dict[str, Any]:
