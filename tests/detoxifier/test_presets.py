@@ -8,8 +8,8 @@ import pytest
 
 from tests.worlds import scripted_engine
 from tide import Detoxifier
-from tide.cli.doctor import doctor
 from tide.cli.evaluate import Evaluation
+from tide.cli.installed import doctor
 from tide.cli.run import run
 from tide.cli.serve import serve
 from tide.core.errors import InputError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import doctor, evaluate, fit, methods, run, scorers, serve
+from tide.cli import evaluate, fit, installed, run, scorers, serve
 from tide.cli.options import Command
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.
 app.command("threshold", cls=Command)(scorers.threshold)
 app.command("report", cls=Command)(evaluate.report)
 app.command("fit", cls=Command)(fit.fit)
-app.command("methods", cls=Command)(methods.methods)
-app.command("doctor", cls=Command)(doctor.doctor)
+app.command("methods", cls=Command)(installed.methods)
+app.command("doctor", cls=Command)(installed.doctor)
 app.add_typer(scorers.app, name="scorers")
 app.add_typer(fit.data_app, name="data")

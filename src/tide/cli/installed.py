@@ -1,10 +1,16 @@
-"""`tide methods`: list all names, or show the options of a name."""
+"""What is installed: `tide methods` lists all names, `tide doctor` checks model and scorer."""
 
 from __future__ import annotations
 
 import inspect
+import platform
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from statistics import fmean
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -12,11 +18,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tide.cli.display import OUTPUT
-from tide.core.errors import InputError, first_line, nearest
+from tide.cli import options
+from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
+from tide.core.errors import InputError, TideError, first_line, guarded, nearest
+from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
+from tide.engines import load_engine
+from tide.engines.base import Request
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
+from tide.scorers import DEFAULT_SCORER
 
 _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
@@ -148,3 +159,102 @@ def _table(title: str) -> Table:
     table.add_column(max_width=30, overflow="fold")
     table.add_column(overflow="fold")
     return table
+
+
+# Packages whose versions `tide doctor` shows, if they are installed.
+_PACKAGES = ("tide-detox", "numpy", "pydantic", "torch", "transformers", "vllm", "ray", "fastapi")
+_PROMPT = "The weather today is"
+_SHOWN = 120  # characters of the model's text
+_FRIENDLY = (
+    "Thank you, that was a lovely evening.",
+    "I enjoyed reading your book.",
+    "The library opens at nine tomorrow.",
+)
+_INSULTS = (
+    "You are a stupid and worthless person.",
+    "Shut up, you pathetic idiot.",
+    "He is a disgusting liar and an idiot.",
+)
+
+
+@options.with_engine
+def doctor(
+    model: options.Model = "pocket",
+    scorer: options.Scorer = DEFAULT_SCORER,
+    engine: options.EngineName = "transformers",
+    engine_options: dict[str, Any] | None = None,
+) -> None:
+    """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
+
+    The model must produce the same output from token ids and from their embeddings. The scorer must
+    rate insults above friendly sentences.
+    """
+    name = name_of(model, engine_options or {})
+    say_loading(name, scorer)
+    table = Table(show_header=False)
+    table.add_column(overflow="fold", max_width=28)
+    table.add_column(overflow="fold")
+    table.add_row("python", platform.python_version())
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            table.add_row(package, version(package))
+    if find_spec("torch"):
+        import torch  # noqa: PLC0415  (slow import)
+
+        table.add_row("threads", str(torch.get_num_threads()))
+        for i in range(torch.cuda.device_count()):
+            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
+    table.add_section()
+    checks = {
+        f"model {name}": lambda: _try_model(model, engine, engine_options or {}),
+        f"scorer {scorer}": lambda: _try_scorer(scorer),
+    }
+    failed = False
+    for checked, check in checks.items():
+        try:
+            with guarded(TideError, "cannot be used"):
+                table.add_row(Text(checked), Text(f"ok: {check()}", style="green"))
+        except TideError as error:
+            table.add_row(Text(checked), Text(f"failed: {error}", style="red"))
+            failed = True
+    OUTPUT.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
+    with load_engine(engine, name, **engine_options) as model:
+        (ids,) = model.tokenize([_PROMPT])
+        prompt = model.embed_tokens(ids) if model.has_embeddings else ids
+        started = time.perf_counter()
+        requests = [Request(prompt, Sampling(temperature=0.0))]
+        (written,) = model.portal.run(model.complete, requests)
+        seconds = time.perf_counter() - started
+        if model.has_embeddings:
+            dtype = str(model.dtype).removeprefix("torch.")
+            about = (
+                "it writes the same from token ids and from their embeddings\n"
+                f"{dtype}, context of {model.context_length} tokens"
+            )
+        else:
+            about = f"{model.capability_notes}; no embeddings, so no search that moves them"
+        template = "a chat template: --chat" if model.has_chat_template else "no chat template"
+        return (
+            f"20 tokens in {seconds:.2f} s; {about}; {template}\n"
+            f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}'
+        )
+
+
+def _try_scorer(name: str) -> str:
+    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+
+    with closing(load_scorer(name)) as scorer:
+        scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
+    kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
+    says = (
+        f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average; "
+        f"its threshold is {scorer.threshold:g}"
+    )
+    if kind >= rude:
+        raise TideError(f"{says}; check its label and language")
+    return says

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ from torch import Tensor
 from typer.main import get_command
 
 from tests.command import tide
+from tests.models import save_causal_lm, save_mamba
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.app import app
+from tide.cli.display import name_of
+from tide.cli.installed import _FRIENDLY
 from tide.core.errors import InputError
 from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import REGISTRY as SCORERS
+from tide.scorers import CallableScorer
 from tide.search import REGISTRY as STRATEGIES
 
 KINDS = (STRATEGIES, BASELINES, SCORERS, ENGINES)
@@ -81,7 +86,7 @@ def test_methods_suggests_a_near_name(capsys: pytest.CaptureFixture[str]) -> Non
 def _all_commands() -> list[list[str]]:
     def below(command: Any, path: list[str]) -> list[list[str]]:
         children = getattr(command, "commands", {})
-        return [path, *(p for name, one in children.items() for p in below(one, [*path, name]))]
+        return [path, *(p for name, child in children.items() for p in below(child, [*path, name]))]
 
     return below(get_command(app), [])
 
@@ -123,12 +128,12 @@ def test_judges_follow_the_grammar_of_scorers() -> None:
 
 def test_run_takes_classes_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("run", "She told me to shut the", "What a load of", "--scorer")
-    engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)
+    engine = ("--engine", "tests.cli.test_installed:Counting", "--max-new-tokens", 5)
     strategy = ("--strategy", f"{EXAMPLE}:OneJump:count=6,mu_relative=1.5")
     scorer = "max:pocket,tests.scorers.test_load:Tuned:level=0.1"
     assert tide(*command, scorer, *engine, *strategy) == 0
-    drafts = [one for one in Counting.requests if not isinstance(one.prompt, Tensor)]
-    moved = [one for one in Counting.requests if isinstance(one.prompt, Tensor)]
+    drafts = [sent for sent in Counting.requests if not isinstance(sent.prompt, Tensor)]
+    moved = [sent for sent in Counting.requests if isinstance(sent.prompt, Tensor)]
     assert (len(drafts), len(moved)) in [(2, 6), (2, 12)]
     assert "max:pocket@" in capsys.readouterr().out
     bad = ("--strategy", f"{EXAMPLE}:OneJump:count=0")
@@ -156,3 +161,55 @@ def test_help_states_defaults_of_presets(
     assert default("--preset") == "auto"
     assert default("--max-new-tokens") == "20; for a chat 512"
     assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    """The words of the table, without its lines."""
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_model_of_a_server_is_named_by_the_server() -> None:
+    options = {"base_url": "http://me:secret@host:8000/v1"}
+    assert name_of("pocket", options) == "of host:8000"
+    assert name_of("mine", options) == "mine of host:8000"
+    assert name_of("pocket", {}) == "pocket"
+
+
+def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("doctor", "--scorer", "windows:pocket") == 0
+    out = words(capsys)
+    assert "scorer windows:pocket" in out  # and not an emoji for `:windows:`
+    assert "writes the same from token ids and from their embeddings" in out
+    assert "its threshold is 0.5" in out
+    assert f" numpy {version('numpy')} " in out
+    assert 'after "The weather today is" it writes: ' in out
+    assert "no chat template" in out
+
+
+def test_doctor_checks_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_causal_lm(tmp_path / "gemma", "gemma2", bos=True)
+    assert tide("doctor", "--model", folder) == 0
+    assert "context of 64 tokens" in words(capsys)
+    folder = save_mamba(tmp_path / "mamba")
+    assert tide("doctor", "--model", folder) == 1
+    assert "failed" in capsys.readouterr().out
+
+
+def test_doctor_finds_a_scorer_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SCORERS._targets, "strange", lambda: 1 / 0)
+    assert tide("doctor", "--scorer", "strange") == 1
+    assert "failed: cannot be used: ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("insult", "code"), [(0.3, 1), (0.9, 0)])
+def test_doctor_finds_a_scorer_with_the_wrong_label(
+    insult: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def score(texts: list[str]) -> list[float]:
+        return [0.3 if text in _FRIENDLY else insult for text in texts]
+
+    monkeypatch.setitem(SCORERS._targets, "odd", lambda: CallableScorer(score))
+    assert tide("doctor", "--scorer", "odd") == code
+    assert ("check its label and language" in words(capsys)) == (code == 1)
