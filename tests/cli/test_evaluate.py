@@ -46,9 +46,6 @@ def test_eval_runs_methods(
     assert runs["resample-temperature=1"].config["settings"]["temperature"] == 1.0
 
 
-HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
-
-
 def test_eval_options_reach_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option is declared once, so its name has to be that of a parameter."""
     known = set(inspect.signature(evaluation.evaluate).parameters)
@@ -57,23 +54,15 @@ def test_eval_options_reach_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     called: dict[str, Any] = {}
 
-    def evaluated(*_: Any, **given: Any) -> None:
-        called.update(given)
+    def evaluated(*_: Any, **arguments: Any) -> None:
+        called.update(arguments)
         raise InputError("called")
 
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
-    options = [
-        "--limit",
-        3,
-        "--reference-option",
-        "n=4",
-        "--judges",
-        "lexicon",
-        "--temperature",
-        0,
-    ]
-    assert tide("eval", "mine.txt", *options, "--device", "cpu") == 1
+    options = ["--limit", 3, "--judges", "lexicon", "--temperature", 0, "--device", "cpu"]
+    options += ["--methods", "base,tide:mu=1", "--methods", "backtrack"]
+    assert tide("eval", "mine.txt", *options) == 1
     assert (called["limit"], called["temperature"]) == (3, 0.0)
     assert called["judges"] == ["lexicon"]
-    assert (called["reference"], called["reference_options"]) == ("auto", {"n": 4})
-    assert called["engine_options"] == {"device": "cpu"}
+    assert called["methods"] == ["base", "tide:mu=1", "backtrack"]
+    assert (called["reference"], called["engine_options"]) == ("auto", {"device": "cpu"})

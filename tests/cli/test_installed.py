@@ -157,7 +157,7 @@ def test_help_states_defaults_of_presets(
         return says.partition("default: ")[2].partition("]")[0]
 
     for flag in ("--toxicity-threshold", "--strategy", "--num-samples"):
-        assert default(flag) == "by --preset"
+        assert default(flag) == "by the preset"
     assert default("--preset") == "auto"
     assert default("--max-new-tokens") == "20; for a chat 512"
     assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import BaseModel
 
-from tide.cli import options, stopping
+from tide.cli import keeps, options
 from tide.cli.display import ERRORS, OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
+from tide.plugins.specs import split_specs
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -67,15 +68,15 @@ class Evaluation(Scores):
     """The options of `tide eval` apart from those of engines and settings."""
 
     methods: Annotated[
-        str,
+        list[str],
         options.option(
             "Search",
-            "base (the unmodified model), presets, strategies and baselines; "
-            "options follow the name: base,tide,resample:temperature=1.0... "
+            "base (the unmodified model), presets, strategies and baselines, comma-separated or "
+            "repeated; options follow the name: base,tide,resample:temperature=1.0... "
             "'tide:num_samples=2|4|8' names a method for each value. Available: "
             f"{options.METHODS}. ('tide methods NAME' lists its options.)",
         ),
-    ] = "base,tide,backtrack"
+    ] = ["base,tide,backtrack"]
     model: options.Model = "pocket"
     scorer: options.Scorer = DEFAULT_SCORER
     protocol: Annotated[
@@ -86,7 +87,6 @@ class Evaluation(Scores):
             "dexperts or rad.",
         ),
     ] = "tide"
-    preset: options.Preset = "auto"
     artefacts: Annotated[
         Path | None,
         options.option("Search", "Folder written by `tide fit`, for trained baselines."),
@@ -103,11 +103,15 @@ class Evaluation(Scores):
     chat: options.IsChat = False
     overwrite: options.Overwrite = False
 
-    def keywords(self, **engine_options: Any) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
         """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
-        scores = super().keywords(**engine_options)
-        plain = self.model_dump(exclude={*Scores.model_fields})
-        return {**plain, **scores, "reference": self.reference or "auto"}
+        specs = [spec for value in self.methods for spec in split_specs(value, "--methods")]
+        return {
+            **self.model_dump(),
+            "methods": specs,
+            "judges": options.judges(self.judges),
+            "reference": self.reference or "auto",
+        }
 
 
 class Judging(Scores):
@@ -144,7 +148,7 @@ def evaluate(
     judges = ", ".join(arguments.judges or ()) or "none (add some with --judges)"
     roles = f"this scorer guides searches; judges: {judges}"
     say_loading(arguments.model, arguments.scorer, roles)
-    stopping.keeps("finished records are kept; the same command resumes")
+    keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
         engine_options=engine_options,
@@ -174,12 +178,15 @@ def judge(
 
     if not arguments.judges and not arguments.reference:
         raise InputError("nothing to add: give --judges or --reference")
-    stopping.keeps("finished scores are kept; the same command resumes")
+    keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
+        judges=options.judges(arguments.judges),
         reference=arguments.reference or [],
+        engine_options=options.engine_options(
+            None, device=arguments.device, max_batch=arguments.max_batch
+        ),
         progress=evaluation.Bars(ERRORS),
-        **arguments.keywords(device=arguments.device, max_batch=arguments.max_batch),
     )
     _print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)

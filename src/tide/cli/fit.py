@@ -14,8 +14,7 @@ from rich.table import Table
 from tide.baselines.base import FitSettings
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
-from tide.data.hub import SOURCES
-from tide.data.hub import get as get_one
+from tide.evaluation.benchmarks import SOURCES, download
 from tide.scorers import DEFAULT_SCORER
 
 
@@ -104,4 +103,4 @@ def get(
     (default: data). civil-comments and paradetox are labelled texts for `tide fit --data`.
     """
     for name in names:
-        ERRORS.print(f"{name}: {get_one(name, out, overwrite=overwrite)}")
+        ERRORS.print(f"{name}: {download(name, out, overwrite=overwrite)}")

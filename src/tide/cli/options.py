@@ -89,7 +89,7 @@ _OF_PRESETS = (
 )
 # Help texts of the defaults that depend on the preset or on the prompt.
 BY_PRESET = {
-    **dict.fromkeys(_OF_PRESETS, "by --preset"),
+    **dict.fromkeys(_OF_PRESETS, "by the preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
     "temperature": f"{Settings().temperature}; for a chat the model's value, or {CHAT_TEMPERATURE}",
 }

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tide.cli import options, stopping
+from tide.cli import check_stop, options, stops_normally
 from tide.cli.display import ERRORS, chosen_settings, name_of
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
@@ -176,7 +176,9 @@ def serve(
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
-    reloads = _signals_to_reload(policies)
+    reloads: SimpleQueue[int] = SimpleQueue()
+    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
     if engine == "openai":  # a gateway may start before its server
         engine_options = {"required": False, **(engine_options or {})}
 
@@ -191,8 +193,7 @@ def serve(
         loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
         table.start(loaded)
 
-        # 3. Serve.
-        # Clients that are moved to this gateway still send the upstream server's model name.
+        # 3. Serve. Clients that were moved here still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(table, name, Monitor(table, monitor_log, monitor_texts), provider)
         address = f"http://{host}:{listener.getsockname()[1]}"
@@ -200,8 +201,7 @@ def serve(
         logger("tide.server").info(json.dumps(serving))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.")
-        if policies is not None:
-            _start_reloading(table, reloads)
+        threading.Thread(target=_reload_at, args=(reloads, table), daemon=True).start()
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
 
 
@@ -238,23 +238,10 @@ def _limit_threads() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // 2)))
 
 
-def _signals_to_reload(policies: Path | None) -> SimpleQueue[int]:
-    """Return a queue of the signals to reload a file of policies; no signal ends the server."""
-    reloads: SimpleQueue[int] = SimpleQueue()
-    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
-        signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
-    return reloads
-
-
-def _start_reloading(policies: Policies, reloads: SimpleQueue[int]) -> None:
-    """Reload the policies at each signal; in a thread, since scorers load slowly."""
-    arguments = (policies, reloads)
-    threading.Thread(target=_reload, args=arguments, name="tide policies", daemon=True).start()
-
-
-def _reload(policies: Policies, reloads: SimpleQueue[int]) -> None:
+def _reload_at(signals: SimpleQueue[int], policies: Policies) -> None:
+    """Reload the policies at each signal, in a thread of its own, since scorers load slowly."""
     while True:
-        reloads.get()
+        signals.get()
         try:
             policies.reload()
             policies.metrics.reloads.labels("done").inc()
@@ -282,8 +269,8 @@ def _run(app: Gate, listener: socket.socket, drain: float, portal: Portal | None
     # The engine's thread waits less for the threads that score and send (5 ms by default).
     sys.setswitchinterval(1e-4)
     server = _server(app, drain)
-    with stopping.expected():  # uvicorn raises the signal again after shutdown
-        stopping.check()
+    with stops_normally():  # uvicorn raises the signal again after shutdown
+        check_stop()
         if portal is None:
             server.run(sockets=[listener])
             return

@@ -76,10 +76,7 @@ def evaluate(
     scorer: AnyScorer = DEFAULT_SCORER,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
-    preset: str = "auto",
     reference: str | Sequence[str] = "auto",
-    reference_engine: str = "transformers",
-    reference_options: Mapping[str, Any] | None = None,
     artefacts: Path | None = None,
     out: str | Path | None = None,
     engine: str = "transformers",
@@ -101,11 +98,8 @@ def evaluate(
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
         protocol: Sampling settings and the definition of toxic, by name (see `tide eval --help`).
-        preset: Preset of the strategies.
-        reference: Models that measure perplexity. "auto": a larger model of the same family;
-            "global": the paper's single reference for all models; "none".
-        reference_engine: Engine of the reference models, loaded after `model` is closed.
-        reference_options: Options of the reference engine (`tensor_parallel_size`, ...).
+        reference: Models that measure perplexity, loaded after `model` is closed. "auto": a larger
+            model of the same family; "global": the paper's single reference for all models; "none".
         artefacts: The folder that `tide fit` wrote, for baselines that need training.
         out: By default `runs/BENCHMARK-MODEL`. Keeps finished records, and adds missing records.
         engine: Engine of `model`.
@@ -126,7 +120,7 @@ def evaluate(
     """
     # The names are checked before a model is loaded, which is slow.
     prompts, specs = open_benchmark(benchmark, field, limit, chat), _specs(methods)
-    rules = MethodRules(load_protocol(protocol), overrides, artefacts, preset)
+    rules = MethodRules(load_protocol(protocol), overrides, artefacts)
     for spec in specs:
         check_method(spec, name_of(model), rules)
     progress = progress or Progress()
@@ -145,8 +139,7 @@ def evaluate(
             failed = {}
             for method, path in zip(chosen, paths, strict=True):
                 failed[path] = run_method(method, path, job)
-        measuring = _measuring(reference_engine, reference_options, options)
-        _measure(paths, references, measuring, progress)
+        _measure(paths, references, options, progress)
         return [_part(replace(read_run(path), failed=failed[path]), prompts.rows) for path in paths]
 
 
@@ -205,8 +198,7 @@ def judge(
     *,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     reference: str | Sequence[str] = (),
-    reference_engine: str = "transformers",
-    reference_options: Mapping[str, Any] | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> list[Run]:
     """Add judges and perplexity to finished runs; nothing is generated.
@@ -215,8 +207,7 @@ def judge(
         runs: Paths of runs, or folders that contain runs at any depth.
         judges: Scorers to add.
         reference: Models that measure perplexity, as for `evaluate`.
-        reference_engine: Engine of the reference models.
-        reference_options: Options of the reference engine (`device`, `max_batch`, ...).
+        engine_options: `device` and `max_batch` of the reference models.
         progress: As for `evaluate`.
 
     Returns:
@@ -238,9 +229,8 @@ def judge(
             failed[path] = _judge(_records_of(path), path, loaded, progress)
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 by_reference.setdefault(name, []).append(path)
-        measuring = _measuring(reference_engine, reference_options)
         for name, run_paths in by_reference.items():
-            _measure(run_paths, [name], measuring, progress)
+            _measure(run_paths, [name], engine_options or {}, progress)
         return [replace(read_run(path), failed=failed[path]) for path in paths]
 
 
@@ -362,9 +352,13 @@ def _judge(
 def _measure(
     paths: Sequence[Path], references: Sequence[str], options: Mapping[str, Any], progress: Progress
 ) -> None:
-    """Measure the perplexity of every run; each reference is loaded once for all."""
+    """Measure the perplexity of every run; each reference is loaded once for all.
+
+    options: of the evaluated model's engine; the references have its device and batch size.
+    """
+    shared = {name: options[name] for name in ("device", "max_batch") if name in options}
     for name in references:
-        with closing(Reference(name, **options)) as reference:
+        with closing(Reference(name, **shared)) as reference:
             for path in paths:
                 config = read_config(path)
                 if name not in config["references"]:
@@ -377,15 +371,6 @@ def _measure(
                     )
                 write_config(path, config)
                 measure_records(_records_of(path), reference, progress)
-
-
-def _measuring(
-    engine: str, options: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return arguments of `Reference`; with transformers, device and batch size of the search."""
-    shared = searching if searching and engine == "transformers" else {}
-    here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
-    return {"engine": engine, **here, **(options or {})}
 
 
 def _references(names: str | Sequence[str], model: str, progress: Progress) -> list[str]:

@@ -191,18 +191,14 @@ class Reference:
     """A causal LM that measures perplexity. Raises EngineError if the model cannot be loaded.
 
     weights: digest of the model's files, if they are known.
-    engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
-    Raises InputError for an engine other than these two, and for unknown options.
     """
 
-    def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
+    def __init__(self, model: str, **engine_options: Any) -> None:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
-        if engine not in ("transformers", "vllm"):
-            raise InputError(f"--reference-engine: expected transformers or vllm, got {engine!r}")
         self.name = model
-        self._engine: Any = load_engine(engine, model, **engine_options)
-        self.weights = weights_of(model, engine_options.get("revision"))  # may be downloaded now
+        self._engine: Any = load_engine("transformers", model, **engine_options)
+        self.weights = weights_of(model)  # may be downloaded now
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.

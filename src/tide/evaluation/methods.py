@@ -206,14 +206,12 @@ class MethodRules:
     """What the methods of one call share.
 
     common: settings that override those of the protocol; `base` and baselines ignore the settings
-    that only searches have. artefacts: the folder that `tide fit` wrote, for baselines. preset:
-    preset of strategies.
+    that only searches have. artefacts: the folder that `tide fit` wrote, for baselines.
     """
 
     protocol: Protocol
     common: Mapping[str, Any] = field(default_factory=dict)
     artefacts: Path | None = None
-    preset: str = "auto"
 
     @property
     def layers(self) -> list[Mapping[str, Any]]:
@@ -252,18 +250,14 @@ def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
     _check_options(spec, name, options, rules.common)
     if name != "base" and not _is_search(name):
         return _load_baseline(spec, name, loaded, rules)
-    model_name = name_of(loaded.model)
     preset: Mapping[str, Any] = _BASE
-    standard_preset: Mapping[str, Any] = _BASE
     layers: list[Mapping[str, Any]] = rules.layers
     common: Mapping[str, Any] = rules.of_all
     if name != "base":
         layers, common = [*layers, rules.protocol.search], rules.common
-        if name in PRESETS:
-            preset = standard_preset = preset_values(name, model_name, name)
-        else:
-            preset = _for_strategy(name, preset_values(rules.preset, model_name, name))
-            standard_preset = _for_strategy(name, preset_values("auto", model_name, name))
+        preset = PRESETS.get(name) or _for_strategy(
+            name, preset_values("auto", name_of(loaded.model), name)
+        )
     variant = rules.protocol.variant
     try:
         settings = resolve_settings(
@@ -271,7 +265,7 @@ def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
         )
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    standard = resolve_settings(standard_preset, *layers, _with_options(standard_preset, variant))
+    standard = resolve_settings(preset, *layers, _with_options(preset, variant))
     full_name = run_name(name, settings, standard)
     return SearchMethod(full_name, loaded, settings, base=name == "base")
 
