@@ -128,7 +128,8 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if text is None:
         has = sanitized(", ".join(row))
-        fix = "add --chat" if "messages" in row else f"name a field with --field: {has}"
+        fix = f"name a field with --field: {has}" if has else "the object is empty"
+        fix = "add --chat" if "messages" in row else fix
         raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
         raise InputError(f"{where}: {field!r} must be a text, got {type(text).__name__}")
@@ -140,6 +141,8 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     reader = csv.DictReader(lines, strict=True)
     try:
         names = reader.fieldnames or []
+        if not names:
+            raise InputError(f"{path}: the first line is empty; it names the columns, as {field!r}")
         if field not in names:
             has = sanitized(", ".join(names))
             raise InputError(f"{path}: no column {field!r}; name a column with --field: {has}")
@@ -154,8 +157,6 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     is_stdin = str(path) == "-"
-    if is_stdin and sys.stdin is None:
-        raise InputError("-: the standard input is closed")
     lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
     for where, line in lines:
         text = as_text(without_mark(line), where).rstrip("\r\n")
