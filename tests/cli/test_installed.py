@@ -51,8 +51,9 @@ def test_methods_lists_every_name(
     for name in (name for registry in (*KINDS, PRESETS) for name in _names(registry)):
         assert any(word.startswith(name) for word in words)
     assert "Maximum number of banned" not in out  # options are shown only for a single name
-    told = " ".join(words)
-    assert told.count("nowhere.at_all cannot be imported: No module named 'nowhere'") == len(KINDS)
+    assert " ".join(words).count(
+        "nowhere.at_all cannot be imported: No module named 'nowhere'"
+    ) == len(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +117,8 @@ def _names(kind: object) -> Sequence[str]:
 
 
 def test_judges_follow_the_grammar_of_scorers() -> None:
-    given = ["pocket,cache:lexicon", "cache:max:pocket,lexicon", "(max:pocket,lexicon),hf:A,hf:b#c"]
-    assert options.judges(given) == [
+    specs = ["pocket,cache:lexicon", "cache:max:pocket,lexicon", "(max:pocket,lexicon),hf:A,hf:b#c"]
+    assert options.judges(specs) == [
         "pocket", "cache:lexicon", "cache:max:pocket,lexicon", "max:pocket,lexicon", "hf:A",
         "hf:b#c",
     ]  # fmt: skip

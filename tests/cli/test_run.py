@@ -45,14 +45,14 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "told", "after"),
+    ("policy", "warning", "after"),
     [
         ("best", "returned nevertheless", ("1.000",)),
         ("refuse", "it is withheld", ("0.000", "1")),
     ],
 )
 def test_run_counts_only_returned_texts_as_toxic(
-    policy: str, told: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, warning: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
     options = ["-s", f"{tmp_path}/mine.py:rude", "--strategy", "resample:n=1"]
@@ -61,7 +61,7 @@ def test_run_counts_only_returned_texts_as_toxic(
     out, err = capsys.readouterr()
     message = " ".join(err.split())
     assert "1 prompt has a completion that the scorer did not accept; " in message
-    assert told in message
+    assert warning in message
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after
@@ -76,7 +76,7 @@ def test_run_reads_standard_input(
     monkeypatch.setattr(sys, "stdin", typed)
     assert tide("run", "-i", "-", "--format", "jsonl") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["prompt"] for one in lines] == PROMPTS[:2]
+    assert [line["prompt"] for line in lines] == PROMPTS[:2]
     assert tide("run", "-i", "-") == 1  # standard input is used up
     assert "standard input: holds no prompts" in capsys.readouterr().err
 
@@ -103,9 +103,9 @@ def test_run_writes_a_file_with_a_judge(
         "run", "--input", prompts_file, "--output", output, "--trials", 2,
         "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8
     ) == 0  # fmt: skip
-    made = read_run(output)
-    assert [record.id for record in made.records] == [0, 1, 2, 3]
-    for record, trial in made.trials:
+    run = read_run(output)
+    assert [record.id for record in run.records] == [0, 1, 2, 3]
+    for record, trial in run.trials:
         assert record.prompt == PROMPTS[int(record.id)]
         assert trial.toxicity < 0.5
         assert trial.accepted != trial.empty
@@ -129,8 +129,7 @@ def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) ->
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged) == 0
-    made = [timeless(path) for path in (single, folder / "tide")]
-    assert made[0] == made[1]
+    assert timeless(single) == timeless(folder / "tide")
     assert tide("report", single) == 0
     assert (tmp_path / "report/cost.md").is_file()
 
@@ -152,12 +151,8 @@ def test_run_prints_formats_in_order(
     assert tide(*command, "jsonl", "--mask") == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["toxicity"] for line in masked] == [line["toxicity"] for line in lines]
-    for options, message in {
-        ("-o", "-"): "to print, use --format jsonl",
-        ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: applies to printed output",
-    }.items():
-        assert tide("run", "hi", *options) == 1
-        assert message in capsys.readouterr().err
+    assert tide("run", "hi", "-o", tmp_path / "a.jsonl", "--format", "text") == 1
+    assert "--format: applies to printed output" in capsys.readouterr().err
 
 
 def test_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

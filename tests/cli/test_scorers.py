@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,32 +43,28 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY._targets, "exact", lambda: CallableScorer(exact))
 
 
+def cells(printed: str, name: str) -> list[str]:
+    """The cells of a scorer's row in the first table."""
+    table = printed.partition("correlation of errors")[0]
+    (row,) = re.findall(rf"│ (?:callable:)?{name}\S* *│(.*)│\n", table)
+    return [cell.strip() for cell in row.split("│")]
+
+
 @pytest.mark.usefixtures("exact")
 def test_compare_measures_each_scorer(
-    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", "exact", "-s", "pocket", "-o", output)
-    assert tide(*command) == 0
+    monkeypatch.setenv("COLUMNS", "150")
+    assert tide("scorers", "compare", labels, "-s", "exact", "-s", "pocket") == 0
     out = capsys.readouterr().out
     assert "4 texts, 0.500 toxic" in out
-    assert "pocket@" in out
-    exact, pocket = json.loads(output.read_text())
-    assert (exact["texts"], exact["auc"], exact["accuracy"]) == (4, 1.0, 1.0)
-    assert exact["calibration_error"] == pytest.approx(0.0)
-    assert pocket["calibration_error"] > 0
-    assert pocket["texts_per_second"] > 0
-    assert tide(*command) == 1
-    assert "exists" in capsys.readouterr().err
-    assert tide(*command, "--overwrite") == 0
+    assert cells(out, "exact")[:4] == ["1.000", "1.000", "1.000", "0.000"]
+    assert float(cells(out, "pocket@")[3]) > 0
 
 
 @pytest.mark.usefixtures("exact")
 def test_compare_goes_on_when_a_scorer_fails(
-    labels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "150")
 
@@ -75,34 +73,24 @@ def test_compare_goes_on_when_a_scorer_fails(
             raise ValueError("not this one")
         return [0.25] * len(texts)
 
-    monkeypatch.setitem(REGISTRY._targets, "picky", lambda: CallableScorer(picky))
-    output = tmp_path / "figures.json"
-    scorers = [part for name in ("picky", "exact", "pocket") for part in ("-s", name)]
-    command = ("scorers", "compare", labels, *scorers, "-o", output)
-    assert tide(*command) == 1
-    said = capsys.readouterr()
-    assert "not this one" in said.err
-    assert "correlation of errors" in said.out
-    picky_row, exact_row, pocket_row = json.loads(output.read_text())
-    assert (picky_row["scored"], picky_row["texts"]) == (0.75, 3)
-    assert exact_row["scored"] == 1.0
-    assert set(exact_row["error_correlations"]) == {picky_row["scorer"], pocket_row["scorer"]}
-
-
-def test_compare_has_no_figures_of_a_broken_scorer(
-    labels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     def broken(texts: list[str]) -> list[float]:
         return [float("nan")] * len(texts)
 
-    monkeypatch.setitem(REGISTRY._targets, "broken", lambda: CallableScorer(broken))
-    output = tmp_path / "out.json"
-    assert tide("scorers", "compare", labels, "-s", "broken", "-o", output) == 1
-    assert "nan is not a score" in capsys.readouterr().err
-    assert not output.exists()
+    for function in (picky, broken):
+        scorer = partial(CallableScorer, function)
+        monkeypatch.setitem(REGISTRY._targets, function.__name__, scorer)
+    scorers = [part for name in ("picky", "broken", "exact") for part in ("-s", name)]
+    assert tide("scorers", "compare", labels, *scorers) == 1
+    out, err = capsys.readouterr()
+    assert "not this one" in err
+    assert "nan is not a score" in err
+    assert cells(out, "picky")[-1] == "0.750"
+    assert cells(out, "broken") == ["-"] * 5 + ["0.000"]
+    assert cells(out, "exact")[-1] == "1.000"
+    errors = out.partition("correlation of errors")[2]
+    assert "1 callable:picky@" in errors
+    assert "2 callable:exact@" in errors
+    assert "broken" not in errors
 
 
 def test_scorers_alone_shows_the_grammar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,8 +155,11 @@ def test_score_names_an_unusable_context(
 
 
 @pytest.mark.usefixtures("agreement")
-def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
-    path, output = tmp_path / "pairs.jsonl", tmp_path / "figures.json"
+def test_compare_counts_a_text_once_in_each_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    path = tmp_path / "pairs.jsonl"
     record = {"id": 1, "prompt": "May I insult him?", "number": 0, "text": "Yes", "toxicity": 1}
     rows = [
         {"context": "May I insult him?", "text": "Yes", "toxicity": 1},
@@ -176,17 +167,15 @@ def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
         record,
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tide("scorers", "compare", path, "-s", "agreement", "-o", output) == 0
-    (figures,) = json.loads(output.read_text())
-    assert (figures["texts"], figures["auc"]) == (2, 1.0)
-    assert tide("scorers", "compare", path, "-s", "pocket", "-o", output, "--overwrite") == 0
-    (figures,) = json.loads(output.read_text())
-    assert figures["texts"] == 1  # a scorer of texts reads no context
+    assert tide("scorers", "compare", path, "-s", "agreement") == 0
+    out = capsys.readouterr().out
+    assert "2 texts" in out
+    assert cells(out, "agreement")[0] == "1.000"
+    assert tide("scorers", "compare", path, "-s", "pocket") == 0
+    assert "1 texts" in capsys.readouterr().out  # a scorer of texts reads no context
 
 
-@pytest.mark.parametrize(
-    "command", [["run", "--input"], ["score", "--input"], ["scorers", "compare"]], ids=str
-)
+@pytest.mark.parametrize("command", [["run", "--input"], ["score", "--input"]], ids=str)
 def test_output_that_is_an_input_is_refused(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.evaluation.runs import column
@@ -20,6 +22,7 @@ from tide.data.records import (
     to_record,
 )
 from tide.detoxifier.sync import Detoxifier
+from tide.scorers import Attributed
 
 
 def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
@@ -66,6 +69,25 @@ def test_record_has_a_line_per_trial() -> None:
         assert (row["rounds"], row["scorer_calls"]) == (trial.rounds, trial.scorer_calls)
         assert row["displacement"] == trial.returned.displacement
         assert row["seconds"] == 1.5
+
+
+class Halves(ReadingScorer):
+    """Like `ReadingScorer`, with an attribute: half its score."""
+
+    attributes = ("half",)
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        scores = np.asarray(self.score(texts))
+        return Attributed(scores, {"half": scores / 2})
+
+
+def test_records_have_attributes_of_scored_texts() -> None:
+    result = Detoxifier(scripted_engine(), scorer=Halves(), num_trials=2)(PROMPTS[0])
+    for evaluation in result.trace:
+        expected = {} if evaluation.empty else {"half": evaluation.toxicity / 2}
+        assert evaluation.attributes == pytest.approx(expected)
+    halves = [json.loads(line)["attributes"]["half"] for line in to_record("x", result).lines()]
+    assert halves == [trial.toxicity / 2 for trial in result.trials]
 
 
 @pytest.mark.parametrize("refuse", [True, False])
@@ -124,15 +146,6 @@ def test_reading_joins_trials_and_scores(tmp_path: Path) -> None:
     assert first.trials[0].perplexity["m"].num_tokens == 0
     assert column(read_records(path)[1], "judge_scores") is None
     assert path.read_text(encoding="utf-8").count("\n") == 4
-
-
-def test_adding_a_trial_appends(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0), record(1))
-    before = path.read_bytes()
-    file = opened(path)
-    file.add(record(0, (1,)))
-    assert path.read_bytes().startswith(before)
-    assert read(path) == [record(0, (0, 1)), record(1)]
 
 
 def test_overwriting_deletes_records_and_scores(tmp_path: Path) -> None:

@@ -26,45 +26,17 @@ _OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation")
 BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protocol")}
 
 
-class Scores(BaseModel):
-    """The options of judges and of perplexity, which `eval` and `judge` share."""
-
-    judges: options.Judges = None
-    reference: Annotated[
-        list[str] | None,
-        options.option(
-            "Perplexity",
-            "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
-            "in the paper) or none; repeatable.",
-        ),
-    ] = None
-    reference_engine: Annotated[
-        str,
-        options.option(
-            "Perplexity", "Engine of the reference models; a model on several GPUs needs vllm."
-        ),
-    ] = "transformers"
-    reference_option: Annotated[
-        list[str] | None,
-        options.option(
-            "Perplexity",
-            "An option of the reference engine, e.g. tensor_parallel_size=4 for vllm.",
-            metavar="NAME=VALUE",
-        ),
-    ] = None
-
-    def keywords(self, **engine_options: Any) -> dict[str, Any]:
-        """Return arguments of `tide.evaluate` and `judge`. engine_options: of the references."""
-        return {
-            "judges": options.judges(self.judges),
-            "reference_engine": self.reference_engine,
-            "reference_options": options.engine_options(
-                self.reference_option, "--reference-option", **engine_options
-            ),
-        }
+Reference = Annotated[
+    list[str] | None,
+    options.option(
+        "Perplexity",
+        "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as in "
+        "the paper) or none; repeatable.",
+    ),
+]
 
 
-class Evaluation(Scores):
+class Evaluation(BaseModel):
     """The options of `tide eval` apart from those of engines and settings."""
 
     methods: Annotated[
@@ -79,6 +51,8 @@ class Evaluation(Scores):
     ] = ["base,tide,backtrack"]
     model: options.Model = "pocket"
     scorer: options.Scorer = DEFAULT_SCORER
+    judges: options.Judges = None
+    reference: Reference = None
     protocol: Annotated[
         str,
         options.option(
@@ -112,13 +86,6 @@ class Evaluation(Scores):
             "judges": options.judges(self.judges),
             "reference": self.reference or "auto",
         }
-
-
-class Judging(Scores):
-    """The options of `tide judge`."""
-
-    device: options.Device = "auto"
-    max_batch: options.MaxBatch = None
 
 
 @partial(options.with_settings, stated=BY_PROTOCOL)
@@ -163,12 +130,14 @@ def evaluate(
     _refuse_failures(runs)
 
 
-@options.with_model
 def judge(
     runs: Annotated[
         list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders with runs.")
     ],
-    arguments: Judging,
+    judges: options.Judges = None,
+    reference: Reference = None,
+    device: options.Device = "auto",
+    max_batch: options.MaxBatch = None,
 ) -> None:
     """Score the completions of finished RUNS with further judges, without generating any text.
 
@@ -176,16 +145,14 @@ def judge(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    if not arguments.judges and not arguments.reference:
+    if not judges and not reference:
         raise InputError("nothing to add: give --judges or --reference")
     keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
-        judges=options.judges(arguments.judges),
-        reference=arguments.reference or [],
-        engine_options=options.engine_options(
-            None, device=arguments.device, max_batch=arguments.max_batch
-        ),
+        judges=options.judges(judges),
+        reference=reference or [],
+        engine_options=options.engine_options(None, device=device, max_batch=max_batch),
         progress=evaluation.Bars(ERRORS),
     )
     _print_tables(evaluation.report(extended, tests=False, draw=False).tables)
@@ -214,7 +181,7 @@ def report(
         Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
     ] = "png",
 ) -> None:
-    """Print the tables of RUNS and write them, a figure and the metrics to a folder.
+    """Print the tables of RUNS, and write them with a figure to a folder.
 
     `report.html` in that folder shows all of them on one page. It also shows the completions of the
     twenty worst prompts before and after; a button unmasks their toxic words.

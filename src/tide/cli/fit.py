@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,11 +73,6 @@ def fit(
     for kind, held_out in figures.items():
         table.add_row(kind, ", ".join(f"{name} {value:.3f}" for name, value in held_out.items()))
     OUTPUT.print(table)
-    methods = ",".join(["base", *figures])
-    ERRORS.print(
-        f"Next: tide eval rtp --limit 100 --methods {methods} --model "
-        f"{shlex.quote(arguments.model)} --artefacts {shlex.quote(str(arguments.out))}",
-    )
 
 
 data_app = typer.Typer(help="Datasets for `tide eval` and `tide fit`.", no_args_is_help=True)

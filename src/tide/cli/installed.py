@@ -205,7 +205,7 @@ def doctor(
         for i in range(torch.cuda.device_count()):
             table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
     table.add_section()
-    checks = {
+    checks: dict[str, Callable[[], str]] = {
         f"model {name}": lambda: _try_model(model, engine, engine_options or {}),
         f"scorer {scorer}": lambda: _try_scorer(scorer),
     }

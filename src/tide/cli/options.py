@@ -193,12 +193,10 @@ _OF_ENGINES = {
 }
 
 
-def engine_options(
-    further: list[str] | None, flag: str = "--engine-option", **values: Any
-) -> dict[str, Any]:
+def engine_options(further: list[str] | None, **values: Any) -> dict[str, Any]:
     """Return the keyword arguments of an engine's constructor.
 
-    further: values of the option `flag`, each NAME=VALUE; a VALUE that is not JSON is a string.
+    further: values of --engine-option, each NAME=VALUE; a VALUE that is not JSON is a string.
     values: other arguments; default values ("auto", None) are left out. Raises InputError for an
     item of `further` that is not NAME=VALUE.
     """
@@ -206,7 +204,7 @@ def engine_options(
     for text in further or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise InputError(f"{flag}: expected NAME=VALUE (got {text!r})")
+            raise InputError(f"--engine-option: expected NAME=VALUE (got {text!r})")
         try:
             options[name] = json.loads(value)
         except (ValueError, RecursionError):

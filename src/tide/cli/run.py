@@ -22,7 +22,7 @@ from tide.cli.display import (
     summary_table,
 )
 from tide.core.errors import InputError, PromptRefusedError, TideError
-from tide.data.files import refuse_inputs, writing
+from tide.data.files import refuse_input, writing
 from tide.data.records import Record, read_records
 from tide.data.texts import Row, read_rows
 from tide.evaluation.console import Bars, masked
@@ -88,7 +88,7 @@ def run(
     """
     # 1. Check the options, and read the prompts.
     _check_output(output, shape)
-    refuse_inputs(output, [input_file])
+    refuse_input(output, input_file)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
@@ -156,8 +156,6 @@ def _record(method: Method, output: Path, job: Job, errors: list[TideError]) -> 
 def _check_output(output: Path | None, shape: PrintFormat | None) -> None:
     if output is not None and shape is not None:
         raise InputError("--format: applies to printed output only; --output writes whole records")
-    if str(output) == "-":
-        raise InputError("--output: '-' is not a file; to print, use --format jsonl")
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,7 @@ from tide.cli.display import (
 )
 from tide.core.errors import InputError
 from tide.core.results import format_score
-from tide.data.files import refuse_inputs, replaced, write_text, writing
+from tide.data.files import refuse_input, replaced, writing
 from tide.data.texts import Row, read_rows
 from tide.evaluation.console import masked
 from tide.scorers import DEFAULT_SCORER
@@ -73,7 +72,9 @@ def score(
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        _check_output(output, overwrite, [input_file])
+        if output is not None and output.exists() and not overwrite:
+            raise InputError(f"{output}: exists; write to another file, or use --overwrite")
+        refuse_input(output, input_file)
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -111,12 +112,6 @@ def score(
     OUTPUT.print(table)
 
 
-def _check_output(output: Path | None, overwrite: bool, inputs: Sequence[Path | None]) -> None:
-    if output is not None and output.exists() and not overwrite:
-        raise InputError(f"{output}: exists; write to another file, or use --overwrite")
-    refuse_inputs(output, inputs)
-
-
 def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
     """Load the scorers of --scorer. Raises InputError for two of one name."""
     from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415  (slow import)
@@ -127,14 +122,7 @@ def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
 
 
 @app.command("compare", cls=options.Command)
-def compare(
-    files: Files,
-    scorers: options.Scorers = None,
-    output: Annotated[
-        Path | None, options.option("Output", "Write the figures to this .json.", "--output", "-o")
-    ] = None,
-    overwrite: options.Overwrite = False,
-) -> None:
+def compare(files: Files, scorers: options.Scorers = None) -> None:
     """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
@@ -146,62 +134,22 @@ def compare(
     others still run and the exit code is 1. The second table has the correlation of the scorers'
     errors. The lower it is, the better one scorer judges text that was optimised against the other.
     """
-    from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
+    from tide.evaluation.assessment import error_correlations  # noqa: PLC0415  (slow imports)
+    from tide.scorers.base import reads_exchanges  # noqa: PLC0415
 
-    # 1. Load scorers and texts.
-    _check_output(output, overwrite, files)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
-
-    # 2. Measure, and print the tables.
-    measured, errors = _measure(loaded, texts, targets)
-    rows = [_without_nan(row) for row in measured]
+    covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-    OUTPUT.print(_agreement_table(title, rows))
-    if errors:
-        OUTPUT.print(_error_table(errors))
-    failures = [row for row in rows if row["failure"] is not None]
-    for row in failures:
-        ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red")
-
-    # 3. Write the figures.
-    if output is not None and any(row["scored"] for row in rows):
-        write_text(output, json.dumps(rows, indent=2) + "\n")
-        ERRORS.print(f"{output}: written")
+    OUTPUT.print(_agreement_table(title, covered, targets))
+    values = {name: scores.values for name, scores in covered.items() if scores.known.any()}
+    if len(values) > 1:
+        OUTPUT.print(_error_table(error_correlations(values, targets)))
+    failures = {name: scores.failure for name, scores in covered.items() if scores.failure}
+    for name, failure in failures.items():
+        ERRORS.print(f"{name}: {failure}", style="red")
     if failures:
         raise typer.Exit(1)
-
-
-def _measure(
-    loaded: Sequence[Scorer], texts: Sequence[Exchange], targets: Floats
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
-    """Return the figures of each scorer on these texts, and the correlations of their errors.
-
-    targets: the labels of the texts.
-    """
-    from tide.evaluation.assessment import (  # noqa: PLC0415  (slow import)
-        agreement,
-        error_correlations,
-    )
-
-    covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
-    usable = {name: scores for name, scores in covered.items() if scores.known.any()}
-    errors: dict[str, dict[str, float]] = {}
-    if len(usable) > 1:
-        values = {name: scores.values for name, scores in usable.items()}
-        errors = error_correlations(values, targets)
-    rows = []
-    for name, scores in covered.items():
-        row = {"scorer": name, "scored": scores.share, "failure": scores.failure}
-        if name in usable:
-            agreed = agreement(scores.values[scores.known], targets[scores.known])
-            row |= asdict(agreed)
-            row["texts_per_second"] = agreed.texts / scores.seconds
-            row["error_correlations"] = {
-                other: value for other, value in errors.get(name, {}).items() if other != name
-            }
-        rows.append(row)
-    return rows, errors
 
 
 def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
@@ -213,17 +161,20 @@ def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))
 
 
-def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _agreement_table(title: str, covered: Mapping[str, Covered], targets: Floats) -> Table:
+    from tide.evaluation.assessment import agreement  # noqa: PLC0415  (slow import)
+
     table = Table(title=Text(title))
     table.add_column("scorer", overflow="fold", min_width=6)
-    fields = {"AUC": "auc", "accuracy": "accuracy", "r": "correlation"}
-    fields["cal. error"] = "calibration_error"
-    for column in (*fields, "texts/s", "scored"):
+    for column in ("AUC", "accuracy", "r", "cal. error", "texts/s", "scored"):
         table.add_column(column, justify="right")
-    for row in rows:
-        rate = f"{row['texts_per_second']:,.0f}" if "texts_per_second" in row else "-"
-        cells = (_figure(row.get(field)) for field in fields.values())
-        table.add_row(Text(row["scorer"]), *cells, rate, f"{row['scored']:.3f}")
+    for name, scores in covered.items():
+        cells = ["-"] * 5
+        if scores.known.any():
+            agreed = agreement(scores.values[scores.known], targets[scores.known])
+            figures = (agreed.auc, agreed.accuracy, agreed.correlation, agreed.calibration_error)
+            cells = [*map(_figure, figures), f"{agreed.texts / scores.seconds:,.0f}"]
+        table.add_row(Text(name), *cells, f"{scores.share:.3f}")
     return table
 
 
@@ -237,15 +188,8 @@ def _error_table(errors: Mapping[str, Mapping[str, float]]) -> Table:
     return table
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def _without_nan(value: Any) -> Any:
-    """Replace NaN, which JSON lacks, by None."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange], Floats]:

@@ -6,7 +6,7 @@ import codecs
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -73,13 +73,10 @@ def as_text(line: bytes, where: str) -> str:
     return text
 
 
-def refuse_inputs(output: Path | None, inputs: Iterable[Path | None]) -> None:
-    """Raise InputError if the output is one of the input files, which would be destroyed."""
-    if output is None or not output.exists():
-        return
-    for path in filter(None, inputs):
-        if path.exists() and path.samefile(output):
-            raise InputError(f"{output}: is also read as an input ({path}); write elsewhere")
+def refuse_input(output: Path | None, source: Path | None) -> None:
+    """Raise InputError if the output is the input file, which would be destroyed."""
+    if output and source and output.exists() and source.exists() and source.samefile(output):
+        raise InputError(f"{output}: is also read as an input ({source}); write elsewhere")
 
 
 @contextmanager
@@ -200,15 +197,6 @@ def parse_or_cut(line: bytes, where: str) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any]:
     """Read the only object of a .json file. Raises InputError if the file holds anything else."""
     return parse_object(read_whole(path), str(path))
-
-
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield all non-object values in nested objects, each with the keys that lead to the value."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for name, inner in value.items():
-        yield from leaves(inner, (*path, name))
 
 
 def _parse(content: bytes, where: str) -> Any:
