@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -44,13 +43,11 @@ def test_report_writes_tables_figure_page_and_metrics(
     out = capsys.readouterr().out
     assert "toy, pocket, 6 prompts, protocol tide" in out
     assert "less toxic than base?" in out
-    names = ["toxic-rate", "toxicity-scorer-1", "toxicity-judge-1", "text", "cost"]
+    names = ["toxicity-scorer-1", "toxicity-judge-1", "text", "cost"]
     names += ["significance-scorer-1", "significance-judge-1"]
     expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
-    expected |= {"trade-off.png", "summary.json", "report.html"}
+    expected |= {"trade-off.png", "report.html"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
-    methods = [entry["method"] for entry in json.loads((runs / "report/summary.json").read_text())]
-    assert methods == ["base", "tide", "shuffled"]
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 1
     assert "are masked" in page
@@ -115,7 +112,6 @@ def test_report_without_matplotlib_has_tables(
     assert "written to" in written
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
     assert (runs / "report/toxicity-judge-1.csv").is_file()
-    assert (runs / "report/summary.json").is_file()
 
 
 def test_report_in_python(runs: Path) -> None:

@@ -325,12 +325,10 @@ def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
 
 
 def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
-    common: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"seed": 1}, {"temperature": 0.1}]
-    names = [run(tmp_path, **settings).name for settings in common]
-    assert names == ["tide", "tide:temperature=0.7", "tide:seed=1", "tide"]
-    assert {path.name for path in find_runs([tmp_path])} == {
-        *("tide", "tide-temperature=0.7", "tide-seed=1"),
-    }
+    for settings in ({}, {"temperature": 0.7}, {"seed": 1}, {"temperature": 0.1}):
+        run(tmp_path, rows=ROWS[:1], **settings)
+    names = {"tide", "tide-temperature=0.7", "tide-seed=1"}
+    assert {path.name for path in find_runs([tmp_path])} == names
     with pytest.raises(InputError, match="a method is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
 
@@ -345,7 +343,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     # An extended run keeps its place.
     run(out, "tide", judges=Judge())
     assert find_runs([out]) == expected
-    with pytest.raises(InputError, match="is not a run and contains no run"):
+    with pytest.raises(InputError, match=r"is not a run .* and contains no run"):
         find_runs([tmp_path / "none"])
     text = (out / "tide/records.jsonl").read_text()
     (out / "base/records.jsonl").write_text("")
@@ -355,9 +353,9 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 1: not a record of a run; .*toxicity"):
         read_run(out / "base")
     config = json.loads((out / "tide/config.json").read_text())
-    (out / "tide/config.json").write_text(json.dumps(config | {"judges": [{"spec": "x"}]}))
+    (out / "tide/config.json").write_text(json.dumps(config | {"format": 3}))
     for use in (lambda: read_run(out / "tide"), lambda: run(out)):
-        with pytest.raises(InputError, match=r"judges\.0\.name: Field required"):
+        with pytest.raises(InputError, match="is not the configuration of a run of this version"):
             use()
     assert (out / "tide/records.jsonl").read_text() == text
 

@@ -86,14 +86,6 @@ def check(out: Path, unbroken: Path) -> None:
     assert not {".lock", ".part"}.intersection(path.suffix for path in out.rglob("*"))
 
 
-def test_resume_with_stale_locks(fresh: Callable[[], Path], unbroken: Path) -> None:
-    out = fresh()
-    whole(out)
-    for file in ("records.jsonl", "config.json"):
-        (out / f"tide/{file}.lock").touch()
-    check(out, unbroken)
-
-
 @points
 @given(st.floats(0, 1))
 def test_resume_after_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None:

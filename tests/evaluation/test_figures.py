@@ -3,8 +3,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide.evaluation import figures, tables
 from tide.evaluation.metrics import summarize
@@ -15,22 +13,6 @@ SOURCES = ["scorer@1", JUDGE]
 def caption(figure: Any) -> str:
     """The title of a figure's legend, on one line."""
     return " ".join(figure.legends[0].get_title().get_text().split())
-
-
-def whole_labels(figure: Any) -> int:
-    """The number of texts of a figure, each of which must lie inside it."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    labels = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
-    labels += [legend.get_title() for legend in figure.legends]
-    for panel in figure.axes:
-        labels += [panel.title, panel.xaxis.label, panel.yaxis.label]
-    labels = [label for label in labels if label.get_text()]
-    for label in labels:
-        box = label.get_window_extent(canvas.get_renderer())
-        inside = box.x0 >= 0, box.y0 >= 0, box.x1 <= figure.bbox.x1, box.y1 <= figure.bbox.y1
-        assert all(inside), label.get_text()
-    return len(labels)
 
 
 def drawn(figure: Any) -> list[Any]:
@@ -49,17 +31,6 @@ def test_figure_notes_methods_with_empty_texts() -> None:
     legend = tables.toxicity_table(summaries, JUDGE, "t", "n").legend
     assert any("Empty completions: 33% of quiet. " in note for note in legend)
     assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
-
-
-def test_figure_labels_are_whole() -> None:
-    long = "windows:30:max:pocket@1,detoxify:multilingual@2"
-    names = ["tide", "tide:of=a_name_that_is_longer_than_a_line_of_a_figure_may_be,which_is_half"]
-    names += ["resample:temperature=0.7,max_new_tokens=100,toxicity_threshold=0.15"]
-    runs = [measured(search_run(name), [[3.0 + n, 4.0] for n in range(6)]) for name in names]
-    for sample_run in runs:
-        sample_run.config["scorer"]["name"] = long
-    figure = figures.trade_off([summarize(sample_run) for sample_run in runs], [long, JUDGE])
-    assert whole_labels(figure) > 4 + len(runs)
 
 
 def test_figure_points_have_position_and_colour() -> None:

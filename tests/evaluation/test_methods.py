@@ -175,43 +175,28 @@ def test_unknown_protocol() -> None:
         load_protocol("tid")
 
 
-def timeless(record: Record) -> dict[str, Any]:
-    return record.model_dump(exclude={"trials": {"__all__": {"seconds"}}})
-
-
 def test_stop_strings_are_in_config_and_name() -> None:
     stop = ("\n", "(a, b", "user:")
     method = loaded("base", stop=stop)
     assert method.config["settings"]["stop"] == '["\\n", "\\u0028a, b", "user:"]'
     assert settings(method.name, "tide").stop == stop
-    one = loaded("base:stop=.")
-    assert one.settings.stop == (".",)
-    assert next(one.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
+    base = loaded("base:stop=.")
+    assert base.settings.stop == (".",)
+    assert next(base.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
 
 
-def test_paper_protocol_sets_its_variant() -> None:
-    tide = settings("tide", "paper")
-    assert tide.strategy == "tide:variant=paper"
+@pytest.mark.parametrize("protocol", ["paper", "published"])
+def test_protocol_sets_its_variant(protocol: str) -> None:
+    tide = settings("tide", protocol)
+    assert tide.strategy == f"tide:variant={protocol}"
     assert (tide.perturb, tide.accept_empty) == ("all", True)
-    assert settings("backtrack", "paper").strategy == PRESETS["backtrack"]["strategy"]
-    made = loaded("tide", "paper")
-    assert made.name == "tide"
-    assert made.config["strategy_options"]["variant"] == "paper"
-
-
-def test_published_protocol_sets_its_variant() -> None:
-    tide = settings("tide", "published")
-    assert tide.strategy == "tide:variant=published"
-    assert (tide.perturb, tide.accept_empty) == ("all", True)
-    assert settings("tide:variant=paper", "published").strategy == "tide:variant=paper"
-    assert settings("random-walk", "published").strategy == "random-walk:variant=published"
-    assert settings("backtrack", "published").strategy == PRESETS["backtrack"]["strategy"]
-    made = {
-        spec: loaded(spec, "published")
-        for spec in ("base", "tide", "tide:variant=paper", "backtrack")
-    }
-    assert [method.name for method in made.values()] == list(made)
-    assert made["tide"].config["strategy_options"]["variant"] == "published"
+    assert settings("tide:variant=ours", protocol).strategy == "tide:variant=ours"
+    assert settings("random-walk", protocol).strategy == f"random-walk:variant={protocol}"
+    assert settings("backtrack", protocol).strategy == PRESETS["backtrack"]["strategy"]
+    specs = ["base", "tide", "tide:variant=ours", "backtrack"]
+    methods = [loaded(spec, protocol) for spec in specs]
+    assert [method.name for method in methods] == specs
+    assert methods[1].config["strategy_options"]["variant"] == protocol
 
 
 def test_method_of_a_detoxifier_is_named_by_its_strategy() -> None:

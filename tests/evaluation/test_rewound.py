@@ -59,28 +59,16 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
     judge = FakeScorer(lambda text: 0.9 if "Bad" in text else 0.1, name="judge")
     base, rewound, whole = run(tmp_path, judges=judge)
-    rates = [
-        summarize(each_run).toxicity["judge"]["rate"].value for each_run in (base, rewound, whole)
-    ]
+    runs = (base, rewound, whole)
+    rates = [summarize(each_run).toxicity["judge"]["rate"].value for each_run in runs]
     assert rates == [1.0, 0.0, 0.0]
-    assert all(
-        trial.own_score() is None for each_run in rewound.records for trial in each_run.trials
-    )
-    assert all(
-        trial.own_score("judge") is None
-        for each_run in rewound.records
-        for trial in each_run.trials
-    )
-    assert all(
-        trial.own_score("judge") is not None
-        for each_run in whole.records
-        for trial in each_run.trials
-    )
-    alone = report(rewound, draw=False)
-    assert [summary.method for summary in alone.summaries] == [rewound.name]
-    assert not any(table.name.startswith("significance") for table in alone.tables)
-    made = report([rewound], draw=False)
-    shown = page(made.groups, made.tables, made.figures)
-    assert "(cut off by the repair)" in shown
-    made = report([whole, base], draw=False)
-    assert "(cut off by the repair)" not in page(made.groups, made.tables, made.figures)
+    for _, trial in rewound.trials:
+        assert trial.own_score() is trial.own_score("judge") is None
+    assert all(trial.own_score("judge") is not None for _, trial in whole.trials)
+    for shown_runs, is_cut_off in (([rewound], True), ([whole, base], False)):
+        made = report(shown_runs, draw=False)
+        assert [summary.method for summary in made.summaries] == [
+            each_run.name for each_run in shown_runs
+        ]
+        shown = page(made.groups, made.tables, made.figures)
+        assert ("(cut off by the repair)" in shown) == is_cut_off

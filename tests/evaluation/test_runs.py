@@ -101,6 +101,25 @@ def test_find_runs_inside_the_folder_of_a_run(tmp_path: Path) -> None:
     assert set(find_runs([tmp_path / "runs"])) == {inner, tmp_path / "runs"}
 
 
+def test_records_without_configuration_are_refused(tmp_path: Path) -> None:
+    """A report must not leave a method out without a word."""
+    for name in ("a", "b"):
+        write(run([[0.1]]), tmp_path / "runs" / name)
+    (tmp_path / "runs/a/config.json").unlink()
+    with pytest.raises(InputError, match=r"runs/a: has records, but config\.json is missing"):
+        find_runs([tmp_path / "runs"])
+    assert find_runs([tmp_path / "runs/b"]) == [tmp_path / "runs/b"]
+    (tmp_path / "runs/a").rename(tmp_path / "a")
+    single = tmp_path / "runs/records.jsonl"  # a run that is a file
+    single.write_bytes((tmp_path / "a/records.jsonl").read_bytes())
+    single.with_name("records.jsonl.config.json").write_bytes(
+        (tmp_path / "runs/b/config.json").read_bytes()
+    )
+    assert set(find_runs([tmp_path / "runs"])) == {tmp_path / "runs/b", single}
+    with pytest.raises(InputError, match=r"is not a run \(out\.jsonl\.config\.json is missing\)"):
+        find_runs([tmp_path / "out.jsonl"])
+
+
 def test_report_names_a_judge_related_to_the_guide() -> None:
     guide = {"spec": None, "name": "confirm:pocket@1,sentence@2"}
     judges = [{"spec": None, "name": name} for name in ("sentence@2", "lexicon@1")]

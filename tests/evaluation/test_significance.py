@@ -7,6 +7,7 @@ from scipy.stats import wilcoxon
 from tests.evaluation.runs import JUDGE, changed, run
 from tide.core.chat import Message
 from tide.core.errors import InputError
+from tide.evaluation import tables
 from tide.evaluation.significance import Comparison, compare, holm, resolve_against
 
 
@@ -29,9 +30,8 @@ def test_comparison_agrees_with_scipy() -> None:
 
 def test_comparison_is_one_sided() -> None:
     low, high = run([[0.1 + 0.01 * i] for i in range(10)]), run([[0.9]] * 10, "worse")
-    (worse, *_), (better, *_) = compare([low, high]), compare([high, low], "worse")
-    assert worse.p_value > 0.99
-    assert better.p_value == pytest.approx(1 / 2**10)
+    assert (compare([low, high])[0].p_value or 0) > 0.99
+    assert compare([high, low], "worse")[0].p_value == pytest.approx(1 / 2**10)
 
 
 def test_prompts_pair_by_id_and_text() -> None:
@@ -60,7 +60,19 @@ def test_comparison_of_equal_or_single_pairs() -> None:
     assert (single.pairs, single.p_value) == (1, 0.5)
     other = changed(run([[0.1]], "tide"), 0, id="elsewhere")
     none = compare([run([[0.9]]), other])[0]
-    assert (none.pairs, none.difference, none.p_value) == (0, None, 1.0)
+    assert (none.pairs, none.difference, none.p_value, none.p_holm) == (0, None, None, None)
+
+
+def test_judge_without_scores_has_no_p_value() -> None:
+    """It is no test, so it does not count in the correction of the others."""
+    runs = [run([[0.9], [0.8], [0.9]]), run([[0.1], [0.2], [0.1]], "tide")]
+    for number in range(3):
+        changed(runs[1], number, judge_scores={})
+    by_scorer, by_judge = compare(runs)
+    assert by_judge.p_value is by_judge.p_holm is by_judge.rate is None
+    assert by_scorer.p_holm == by_scorer.p_value == pytest.approx(1 / 8)
+    (row,) = tables.significance_table([by_scorer, by_judge], JUDGE, "t", "n").cells
+    assert row[5:] == ["-", "-", "-"]
 
 
 def ends(comparison: Comparison) -> tuple[float, float, float]:
@@ -69,21 +81,6 @@ def ends(comparison: Comparison) -> tuple[float, float, float]:
     assert comparison.rate.low is not None
     assert comparison.rate.high is not None
     return comparison.rate.low, comparison.rate.value, comparison.rate.high
-
-
-def test_difference_of_rates_has_an_interval() -> None:
-    """Three of a hundred prompts differ: one way, then both ways."""
-    base = run([[0.9, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60)
-    found = compare([base, run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60, "tide")])
-    for comparison in found:  # the rate is always of prompts
-        low, value, high = ends(comparison)
-        assert value == pytest.approx(-0.03)
-        assert -0.09 < low < -0.03 < high < 0.02
-    apart = run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.8, 0.2]] * 3 + [[0.1, 0.2]] * 57, "tide")
-    low, value, high = ends(compare([base, apart])[0])
-    assert value == pytest.approx(0, abs=1e-9)
-    assert low < -0.02
-    assert high > 0.02
 
 
 @pytest.mark.parametrize(
@@ -121,7 +118,6 @@ def test_comparison_uses_as_many_trials_as_both_have() -> None:
     assert [comparison.measure for comparison in comparisons] == ["mean"] * 2
     expected = wilcoxon(few[:, 0], many[:, 0], alternative="less")
     assert comparisons[0].p_value == pytest.approx(expected.pvalue)
-    assert comparisons[0].p_value > 0.05
     assert comparisons[0].left_out == 400
     assert comparisons[0].rate is not None
     assert comparisons[0].rate.value == pytest.approx(

@@ -31,18 +31,13 @@ def read_csv(text: str) -> list[dict[str, str]]:
 def test_tables_have_a_row_per_method() -> None:
     summaries = [summarize(run([[0.2, 0.9], [0.1, 0.1]])), summarize(search_run("tide"))]
     by_scorer = tables.toxicity_table(summaries, "scorer@1", "t", "n")
-    headings = [column.heading for column in by_scorer.columns]
-    assert headings == [
-        *("method", "prompts", "avg max", "avg mean", "toxic rate"),
-    ]
+    assert headings(by_scorer) == ["method", "prompts", "avg max", "avg mean", "toxic rate"]
     base, _ = read_csv(tables.to_csv(by_scorer))
     assert float(base["avg max"]) == pytest.approx(0.5)
     base, tide = read_csv(tables.to_csv(tables.text_table(summaries, "t", "n")))
     assert (base["perplexity larger"], tide["perplexity larger"] > "1") == ("", True)
     base, tide = read_csv(tables.to_csv(tables.cost_table(summaries, "t", "n")))
     assert (base["K-bar"], tide["K-bar"]) == ("", "2.0")
-    by_judge = tables.toxicity_table(summaries, JUDGE, "t", "n")
-    assert by_judge.rows[0][2] == summaries[0].toxicity[JUDGE]["max"]
 
 
 def test_tables_fit_80_columns() -> None:
@@ -138,8 +133,8 @@ def test_perplexity_has_columns_for_each_reference() -> None:
     table = tables.text_table([summarize(sample_run)], "t", "n")
     (row,) = read_csv(tables.to_csv(table))
     for name in (REFERENCE, "a/b"):
-        found = [float(row[f"perplexity {name}{key}"]) for key in ("", " of 20", " median")]
-        assert found == pytest.approx([3.0] * 3)
+        found = [float(row[f"perplexity {name}{key}"]) for key in ("", " median")]
+        assert found == pytest.approx([3.0] * 2)
     assert "base: perplexity by c is not measured yet for 2 prompts" in table.notes
 
 
@@ -162,7 +157,7 @@ def test_table_names_prompts_without_scores() -> None:
     table = tables.toxicity_table(summaries, JUDGE, "t", "n")
     assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
     without = tables.cost_table(summaries, "t", "n")  # without columns that no run recorded
-    assert [each.heading for each in without.columns] == ["method"]
+    assert headings(without) == ["method"]
 
 
 def headings(table: Table) -> list[str]:
@@ -178,14 +173,9 @@ def test_significance_has_a_row_per_measure() -> None:
     ]
     table = tables.significance_table(compare(runs), JUDGE, "t", "n")
     rows = read_csv(tables.to_csv(table))
-    assert [(row["method"], row["measure"]) for row in rows] == [
-        *(("tide", "max"), ("tide", "mean")),
-        ("single", "mean"),
-    ]
-    assert (rows[0]["pairs"], rows[0]["untied"]) == ("2", "2")
+    measures = [(row["method"], row["measure"]) for row in rows]
+    assert measures == [("tide", "max"), ("tide", "mean"), ("single", "mean")]
+    assert (rows[0]["pairs"], rows[0]["untied"], rows[0]["differ rate"]) == ("2", "2", "-1.0")
     assert float(rows[0]["differ"]) == pytest.approx(-0.65)
-    assert float(rows[0]["p (Holm)"]) >= float(rows[0]["p"])
-    assert float(rows[0]["differ rate"]) == -1.0
-    assert -1.0 < float(rows[0]["differ rate high"]) < 0
     assert "all 6 tests" in table.notes[2]
     assert "2 completions of single and base are left out" in table.notes[3]

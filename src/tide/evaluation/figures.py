@@ -19,7 +19,6 @@ from tide.evaluation.tables import empty_notes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-_LINES = ("-", "--", "-.", ":")
 _STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -36,7 +35,6 @@ _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 LABEL = 46  # characters of a line below or above a panel
 _IN_LEGEND = 56  # characters of a label in a legend
 _LARGEST = 1e6  # largest perplexity that is drawn
-_FEW_DECADES = 300.0
 
 
 def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | None:
@@ -66,7 +64,10 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
             from_zero(panel)
         values = [x.value for x in across.values()]
         if max(values) > 4 * min(values):
-            logarithmic(axes[-1].xaxis, 10)
+            ticker = require("matplotlib.ticker", "report")
+            axes[-1].set_xscale("log")
+            axes[-1].xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            axes[-1].xaxis.set_minor_formatter(ticker.NullFormatter())
         axes[-1].set_xlabel("mean perplexity (lower left is best)")
         says = "\n".join(empty_notes([summaries[number] for number in numbers]))
         legend(figure, axes, says)
@@ -93,11 +94,10 @@ def wrapped(name: str, width: int) -> str:
 
 
 def style(number: int) -> dict[str, str]:
-    """Return colour, marker and line of the method with this number."""
+    """Return colour and marker of the method with this number."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
-        "ls": _LINES[number // len(COLOURS) % len(_LINES)],
     }
 
 
@@ -105,19 +105,6 @@ def from_zero(panel: Any) -> None:
     """Let the vertical axis begin at 0, with room for a marker there."""
     top = panel.get_ylim()[1]
     panel.set_ylim(-0.04 * top, top)
-
-
-def logarithmic(axis: Any, base: int) -> None:
-    ticker = require("matplotlib.ticker", "report")
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    low, high = axis.get_view_interval()
-    # Over many decades, labels between the decades would overlap.
-    between = base == 10 and high / low < _FEW_DECADES
-    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if between else (1,)))
-    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axis.set_minor_formatter(ticker.NullFormatter())
-    if base == 2:
-        axis.set_minor_locator(ticker.NullLocator())
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide.core.errors import InputError
 from tide.core.settings import derive_seed
 from tide.data.records import TrialRecord, all_or_none
 from tide.evaluation.runs import Run, frame, is_toxic, score_of
@@ -105,11 +104,6 @@ class Summary:
         """The mean perplexity under the first reference model."""
         return next((fluency.mean for fluency in self.fluency.values()), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of `summary.json`; infinities, which JSON lacks, become null."""
-        finite: dict[str, Any] = _finite(asdict(self))
-        return finite
-
 
 class _Averages:
     """Collects, for each average, the sum and the number of values of each prompt."""
@@ -145,10 +139,7 @@ def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
     The order of the records does not matter.
     unmodified_run: the unmodified model's run with the same seed; its records of other prompts do
     not count.
-
-    Raises InputError if a record lacks trials.
     """
-    check_records(run)
     records = sorted(run.records, key=lambda record: (type(record.id) is str, record.id))
     trials = frame(replace(run, records=records)).set_index("id")
     averages = _Averages(trials)
@@ -269,17 +260,6 @@ def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[floa
     return all_or_none(score_of(run, trial, source) for trial in trials)
 
 
-def check_records(run: Run) -> None:
-    """Raise InputError if a record has another number of trials than the run."""
-    expected = run.config.get("num_trials") or max(len(record.trials) for record in run.records)
-    for record in run.records:
-        if len(record.trials) != expected:
-            raise InputError(
-                f"{run.where}: record {record.id!r} has {len(record.trials)} of {expected} "
-                "trials; run the method again"
-            )
-
-
 def _share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:
     """Give a share of prompts, and a share of 0 or 1, Wilson's interval. counts: by prompt."""
     prompts = counts[counts > 0]
@@ -348,11 +328,3 @@ def bootstrapped(
             None if np.isnan(high) else max(float(high), value),
         )
     return estimates
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,16 +1,13 @@
-"""A report on runs: tables, metrics, a figure and a page, as `tide report` writes them.
+"""A report on runs: tables, a figure and a page, as `tide report` writes them.
 
-The page is one self-contained HTML file with tables, figures and texts. Records and configurations
-are untrusted: the template escapes their texts, and a policy in the page's head forbids loading
-anything and running other scripts.
+The page is one self-contained HTML file with tables, figures and texts. Texts of models are
+untrusted: the template escapes them, and the page may load nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +30,6 @@ from tide.evaluation.runs import Run, find_runs, is_related, is_toxic, read_run
 from tide.evaluation.significance import compare, resolve_against
 from tide.evaluation.tables import Table, slug
 
-PAGE = "report.html"
 _SLUG = 80  # maximum characters of a scorer's name in a file name
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
@@ -79,14 +75,10 @@ class Report:
     def write(self, out: Path, image_format: str = "png") -> None:
         """Write everything to the folder `out`, over an earlier report there.
 
-        Writes every table as Markdown, LaTeX and CSV, the figures, all metrics as `summary.json`,
-        and `report.html`, which needs no other file.
+        Writes every table as Markdown, LaTeX and CSV, the figures, and `report.html`, which needs
+        no other file.
         """
-        metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
-        files = {
-            PAGE: page(self.groups, self.tables, self.figures).encode(),
-            "summary.json": json.dumps(metrics, indent=2).encode() + b"\n",
-        }
+        files = {"report.html": page(self.groups, self.tables, self.figures).encode()}
         for table in self.tables:
             for suffix, write in tables.WRITERS.items():
                 files[f"{table.name}{suffix}"] = write(table).encode()
@@ -108,7 +100,7 @@ def report(
     draw: bool = True,
     image_format: str = "png",
 ) -> Report:
-    """Make tables, metrics and a figure of runs.
+    """Make tables and a figure of runs.
 
     Runs of different benchmarks, models or protocols go to separate tables.
 
@@ -212,9 +204,6 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
     for number, source in enumerate(group.sources):
         name = slug(source)[:_SLUG]
         slugs[source] = f"{name}-{number}" if name in slugs.values() else name
-    if len(slugs) > 1:
-        title = "toxic rate: share of prompts with a toxic completion, by scorer"
-        yield tables.rates_table(summaries, unversioned(group.sources), title, "toxic-rate")
     for source, name in slugs.items():
         title = f"toxicity by {source}, {_role(group, source)}"
         yield tables.toxicity_table(summaries, source, title, f"toxicity-{name}")
@@ -262,10 +251,6 @@ def page(groups: Sequence[Group], tables: Sequence[Table], figures: Mapping[str,
             caption = f"Toxicity against perplexity: lower left is better ({group.title})"
             images.append({"caption": caption, "data": data})
     return template.render(
-        policy=(
-            "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-            f"style-src {_hash(style)}; script-src {_hash(script)}"
-        ),
         style=Markup(style),
         script=Markup(script),
         tables=tables,
@@ -285,10 +270,6 @@ def _visible(value: Any) -> Any:
     """Escape control characters, which could display a text in another order than stored."""
     is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
     return visible(value, unescaped="\n") if is_untrusted else value
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:

@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tide.core.chat import Chat
-from tide.core.errors import InputError, TideError, problem
+from tide.core.errors import InputError, TideError
 from tide.core.text import is_degenerate
-from tide.data.files import leaves, read_object, reported, write_text
+from tide.data.files import read_object, reported, write_text
 from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
 from tide.scorers.base import is_nearly_empty
 
@@ -41,20 +39,6 @@ _GROWS = {
     *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
     ("reference_weights",),
 }
-
-
-class _Scorer(BaseModel):
-    name: str
-
-
-class _Config(BaseModel):
-    """The fields that every configuration has. The others are only compared and shown."""
-
-    format: Literal[4]
-    method: str
-    scorer: _Scorer
-    judges: list[_Scorer]
-    references: list[str]
 
 
 # Fields of the returned completion; the other fields of a trial describe the search and its cost.
@@ -162,16 +146,25 @@ def files_of(run: Path) -> RunFiles:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the distinct runs at and below `paths`; below each path, the oldest run is first.
 
-    Raises InputError for a path without a run.
+    Raises InputError for a path without a run, and for records without a configuration.
     """
     runs: dict[Path, None] = {}
     for path in paths:
         with reported(path, "read"):
             is_run = files_of(path).config.is_file()
+        for records in path.rglob(RECORDS):
+            # `tide run --output records.jsonl` makes a run that is a file.
+            configs = (files_of(records.parent).config, files_of(records).config)
+            if records.stat().st_size and not any(config.is_file() for config in configs):
+                raise InputError(
+                    f"{records.parent}: has records, but {CONFIG} is missing; restore it, or move "
+                    "the folder elsewhere"
+                )
         below = filter(None, map(_run_of, path.rglob(f"*{CONFIG}")))
         here = list(dict.fromkeys([path, *below] if is_run else below))
         if not here:
-            raise InputError(f"{path}: is not a run and contains no run")
+            config = files_of(path).config.name
+            raise InputError(f"{path}: is not a run ({config} is missing) and contains no run")
         created = {run: (str(read_config(run).get("created", "")), run) for run in here}
         runs.update(dict.fromkeys(sorted(here, key=created.__getitem__)))
     return list(runs)
@@ -192,10 +185,8 @@ def read_config(run: Path) -> dict[str, Any]:
     """Read a run's configuration. Raises InputError if it is missing, or not of this format."""
     path = files_of(run).config
     config = read_object(path)
-    try:
-        _Config.model_validate(config)
-    except ValidationError as error:
-        raise InputError(f"{path}: is not the configuration of a run ({problem(error)})") from None
+    if config.get("format") != FORMAT:
+        raise InputError(f"{path}: is not the configuration of a run of this version of tide")
     return config
 
 
@@ -255,38 +246,37 @@ def open_run(
         return file
     config = _grown(_made_alike(run, config), config)
     file = RecordFile(files.records, files.scores)
-    _check_prompts(file, prompts, config.get("num_prompts"))
+    _check_prompts(file, prompts)
     write_config(run, config)
     return file
 
 
-def _check_prompts(
-    file: RecordFile, prompts: dict[RecordId, str | Chat], largest: int | None
-) -> None:
-    """Raise InputError if a record was made from another prompt, or has no prompt in the input.
+def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat]) -> None:
+    """Raise InputError if a record was made from another prompt than the input has under its id.
 
     A chat is compared by its messages, since a template may write today's date into its text.
-    largest: number of prompts of the largest call that wrote to this file, if known; the records of
-    other calls need no prompt.
     """
-    way_out = "write elsewhere, or start again with --overwrite"
-    foreign = [row_id for row_id in file.records if row_id not in prompts]
-    if largest is not None and foreign and len(prompts) + len(foreign) > largest:
-        raise InputError(
-            f"{file.path}: record {foreign[0]!r} belongs to no prompt of the input; {way_out}"
-        )
     for row_id, prompt in prompts.items():
         record = file.records.get(row_id)
         text = json.dumps(prompt.dump()) if isinstance(prompt, Chat) else prompt
         if record is not None and record.asked != text:
             raise InputError(
                 f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
-                f"{way_out}"
+                "write elsewhere, or start again with --overwrite"
             )
 
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     write_text(files_of(run).config, json.dumps(config, indent=2) + "\n")
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield all non-object values in nested objects, each with the keys that lead to the value."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, (*path, name))
 
 
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +286,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{run}: exists, but its configuration {path.name} is missing; {way_out}")
     stored = read_config(run)
-    old, wanted = dict(leaves(stored)), dict(leaves(json.loads(json.dumps(config))))
+    old, wanted = dict(_leaves(stored)), dict(_leaves(json.loads(json.dumps(config))))
     for name in [*wanted, *(name for name in old if name not in wanted)]:
         if old.get(name) != wanted.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(

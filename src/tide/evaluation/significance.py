@@ -12,12 +12,7 @@ import numpy as np
 
 from tide.core.errors import InputError
 from tide.data.records import RecordId
-from tide.evaluation.metrics import (
-    Estimate,
-    check_records,
-    scores_of,
-    wilson,
-)
+from tide.evaluation.metrics import Estimate, scores_of, wilson
 from tide.evaluation.runs import Run, is_base, is_toxic
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
@@ -34,13 +29,12 @@ class Comparison:
     source: source of the scores. measure: the `max` or `mean` score of a prompt's completions.
     pairs: prompts in both runs.
     unequal: pairs whose two values differ; the test leaves out ties. Equal texts, and values that
-    differ by less than `TIE`, are ties. difference: mean over all pairs of method minus against;
-    None without pairs. p_value: 1.0 if no pair differs. p_holm: p-value corrected for all
-    comparisons of the call.
+    differ by less than `TIE`, are ties. difference: mean over all pairs of method minus against.
+    p_value: 1.0 if no pair differs. p_holm: p-value corrected for all comparisons of the call.
     rate: difference of the toxic rates (shares of prompts with a toxic completion), method minus
-    against, with its 95 % interval over pairs (`_difference`); None without pairs. If the upper end
-    of the interval is below a margin that was chosen beforehand, the method is non-inferior
-    (one-sided, at 2.5 %).
+    against, with its 95 % interval over pairs (`_difference`). If the upper end of the interval is
+    below a margin that was chosen beforehand, the method is non-inferior (one-sided, at 2.5 %).
+    Without pairs, difference, p_value, p_holm and rate are None.
     left_out: completions of paired prompts that were not compared, since the other method has fewer
     trials of the prompt.
     """
@@ -52,8 +46,8 @@ class Comparison:
     pairs: int
     unequal: int
     difference: float | None
-    p_value: float
-    p_holm: float
+    p_value: float | None
+    p_holm: float | None
     rate: Estimate | None
     left_out: int = 0
 
@@ -65,10 +59,8 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
     only if their texts are equal. Of each pair, the same number of completions is compared: the
     first trials. Holm's correction covers all comparisons returned.
 
-    Raises InputError if no run is named `against`, or if a record cannot be used.
+    Raises InputError if no run is named `against`.
     """
-    for run in runs:
-        check_records(run)
     names = [run.name for run in runs]
     opponent_name = resolve_against(names, against)
     if opponent_name is None:
@@ -79,9 +71,11 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
         for run in runs:
             if run is not opponent and source in run.sources:
                 comparisons += _compare(run, opponent, source)
-    corrected = holm([comparison.p_value for comparison in comparisons])
+    p_values = [test.p_value for test in comparisons if test.p_value is not None]
+    corrected = iter(holm(p_values))
     return [
-        replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)
+        test if test.p_value is None else replace(test, p_holm=next(corrected))
+        for test in comparisons
     ]
 
 
@@ -139,7 +133,7 @@ def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
     comparisons = []
     for name in names:
         differences = [first[name] - second[name] for first, second in pairs]
-        p_value = signed_rank(differences)
+        p_value = signed_rank(differences) if differences else None
         comparison = Comparison(
             source=source,
             measure=name,

@@ -175,17 +175,6 @@ def _table(
     return Table(name, title, list(filled), rows, notes)
 
 
-def rates_table(
-    summaries: Sequence[Summary], sources: Mapping[str, str], title: str, name: str
-) -> Table:
-    """Make a table of the toxic rate by each source. sources: headings by source."""
-    columns = {
-        Column(heading, interval=True, key=source): _by(summaries, source, "rate")
-        for source, heading in sources.items()
-    }
-    return _table(name, title, summaries, columns, [_OF_SHARES])
-
-
 def _by(summaries: Sequence[Summary], source: str, name: str) -> list[Value]:
     return [summary.toxicity.get(source, {}).get(name) for summary in summaries]
 
@@ -256,8 +245,6 @@ def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         fluency = [summary.fluency.get(reference) for summary in summaries]
         mean = Column(heading, 2, key=key, says="mean perplexity")
         columns[mean] = [result.mean if result else None for result in fluency]
-        mean_20 = Column("of 20", 2, key=f"{key} of 20", says="mean of texts of 20 tokens")
-        columns[mean_20] = [result.mean_20 if result else None for result in fluency]
         median = Column("median", 2, key=f"{key} median", says="median perplexity")
         columns[median] = [result.median if result else None for result in fluency]
         for summary, result in zip(summaries, fluency, strict=True):
@@ -298,7 +285,7 @@ def significance_table(
         Column("pairs", says="prompts in both runs"),
         Column("differ", form="signed", says=f"average difference from {against}"),
         Column("untied", says="pairs that differ"),
-        Column("p", form="p", says="p-value"),
+        Column("p", form="p", says="p-value; none without a pair"),
         Column("Holm", form="p", key="p (Holm)", says="p, corrected"),
         Column("rate", form="signed", interval=True, key="differ rate", says=says_rate),
     ]
