@@ -7,23 +7,20 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
 
 from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, TrialRecord, all_or_none
-from tide.evaluation.console import CleanConsole, bar_on, masked
+from tide.evaluation.console import ERRORS, CleanConsole, masked, progress_bar
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
     from tide.scorers.base import Scored
 
 _CHUNK = 256  # texts scored between two updates of a progress bar
-# Scorer names and model texts are never markup: `:windows:` in them is not an emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
-ERRORS = CleanConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def on_one_line(text: str) -> str:
@@ -71,10 +68,6 @@ def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> di
         "strategy": settings.strategy.partition(":")[0],
         "toxicity_threshold": settings.toxicity_threshold,
     }
-
-
-def progress_bar() -> Progress:
-    return bar_on(ERRORS)
 
 
 def scored(scorer: Scorer, texts: Sequence[Scored]) -> list[float]:

@@ -10,8 +10,9 @@ import typer
 from pydantic import BaseModel
 
 from tide.cli import keeps, options
-from tide.cli.display import ERRORS, OUTPUT, say_loading
+from tide.cli.display import OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
+from tide.evaluation.console import ERRORS
 from tide.plugins.specs import split_specs
 from tide.scorers import DEFAULT_SCORER
 
@@ -119,7 +120,7 @@ def evaluate(
     runs = evaluation.evaluate(
         benchmark,
         engine_options=engine_options,
-        progress=evaluation.Bars(ERRORS),
+        progress=evaluation.Bars(),
         **arguments.keywords(),
         **(overrides or {}),
     )
@@ -153,7 +154,7 @@ def judge(
         judges=options.judges(judges),
         reference=reference or [],
         engine_options=options.engine_options(None, device=device, max_batch=max_batch),
-        progress=evaluation.Bars(ERRORS),
+        progress=evaluation.Bars(),
     )
     _print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)

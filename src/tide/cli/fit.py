@@ -12,8 +12,9 @@ from rich.table import Table
 
 from tide.baselines.base import FitSettings
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
+from tide.cli.display import OUTPUT, say_loading
 from tide.evaluation.benchmarks import SOURCES, download
+from tide.evaluation.console import ERRORS, progress_bar
 from tide.scorers import DEFAULT_SCORER
 
 

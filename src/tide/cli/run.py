@@ -11,7 +11,6 @@ import typer
 
 from tide.cli import keeps, options
 from tide.cli.display import (
-    ERRORS,
     OUTPUT,
     chosen_settings,
     completions_table,
@@ -25,7 +24,7 @@ from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import refuse_input, writing
 from tide.data.records import Record, read_records
 from tide.data.texts import Row, read_rows
-from tide.evaluation.console import Bars, masked
+from tide.evaluation.console import ERRORS, Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def run(
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
-            job = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS))
+            job = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars())
             records = _record(method, output, job, errors)
 
     # 4. Report.
@@ -179,7 +178,7 @@ def _records(
     """Yield records in the order of the rows; the errors of failed rows are shown and appended."""
     from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
 
-    bars, trials = Bars(ERRORS), range(method.settings.num_trials)
+    bars, trials = Bars(), range(method.settings.num_trials)
     bars.begin("detoxifying", len(rows))
     try:
         for row, outcome in method.records(rows, trials, ordered=True):

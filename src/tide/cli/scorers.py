@@ -16,17 +16,15 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import (
-    ERRORS,
     OUTPUT,
     on_one_line,
-    progress_bar,
     scored,
 )
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing
 from tide.data.texts import Row, read_rows
-from tide.evaluation.console import masked
+from tide.evaluation.console import ERRORS, masked, progress_bar
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tide.cli import check_stop, options, stops_normally
-from tide.cli.display import ERRORS, chosen_settings, name_of
+from tide.cli.display import chosen_settings, name_of
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
+from tide.evaluation.console import ERRORS
 from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
 

@@ -41,6 +41,10 @@ class CleanConsole(Console):
                 yield Segment(visible(segment.text, unescaped="\n"), segment.style)
 
 
+# Names of scorers and texts of models are never markup: `:windows:` in them is not an emoji.
+ERRORS = CleanConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
 class Progress:
     """Receives the progress of a call and ignores it."""
 
@@ -61,15 +65,10 @@ class Progress:
 
 
 class Bars(Progress):
-    """Shows a bar of the current work, and failures as lines; by default on stderr."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or CleanConsole(
-            stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True
-        )
+    """Shows a bar of the current work, and failures as lines, on stderr."""
 
     def begin(self, title: str, total: int) -> None:
-        self._bar = bar_on(self._console)
+        self._bar = progress_bar()
         self._task = self._bar.add_task(title, total=total)
         self._bar.start()
 
@@ -80,13 +79,13 @@ class Bars(Progress):
         self._bar.stop()
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
-        self._console.print(f"{title}, id {row_id}: {error}", style="red")
+        ERRORS.print(f"{title}, id {row_id}: {error}", style="red")
 
     def say(self, message: str) -> None:
-        self._console.print(message)
+        ERRORS.print(message)
 
 
-def bar_on(console: Console) -> RichProgress:
+def progress_bar() -> RichProgress:
     """Return a progress bar that is shown only on a terminal, and vanishes when it stops."""
     return RichProgress(
         TextColumn("{task.description}", markup=False),
@@ -95,9 +94,9 @@ def bar_on(console: Console) -> RichProgress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=console,
+        console=ERRORS,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not ERRORS.is_terminal,
     )
 
 
