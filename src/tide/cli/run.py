@@ -28,7 +28,7 @@ from tide.evaluation.console import ERRORS, Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from tide.evaluation.experiment import Job
     from tide.evaluation.judging import NamedScorer
@@ -48,13 +48,12 @@ Output = Annotated[
     ),
 ]
 Shape = Annotated[
-    PrintFormat | None,
+    PrintFormat,
     options.option(
         "Output",
         "Without --output: table, text (completions, one per line; no line for a failed prompt) "
-        "or jsonl (prompt, text, toxicity, accepted, finish_reason). [default: table]",
+        "or jsonl (prompt, text, toxicity, accepted, finish_reason).",
         "--format",
-        show_default=False,
     ),
 ]
 
@@ -65,7 +64,7 @@ def run(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts to complete.")] = None,
     input_file: options.InputFile = None,
     output: Output = None,
-    shape: Shape = None,
+    shape: Shape = "table",
     model: options.Model = "pocket",
     scorer: options.Scorer = DEFAULT_SCORER,
     judges: options.Judges = None,
@@ -86,7 +85,10 @@ def run(
     report` reads the file. Without --output, the completions are printed.
     """
     # 1. Check the options, and read the prompts.
-    _check_output(output, shape)
+    if output is not None and shape != "table":
+        raise InputError("--format: applies to printed output only; --output writes whole records")
+    if output is not None and output.suffix not in ("", ".jsonl"):
+        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
     refuse_input(output, input_file)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
@@ -118,7 +120,7 @@ def run(
         # 3. Complete the prompts.
         errors: list[TideError] = []
         if output is None:
-            records = list(_print(_records(method, rows, loaded, errors), method, shape, mask))
+            records = _print(method, rows, loaded, errors, shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
@@ -126,7 +128,7 @@ def run(
             records = _record(method, output, job, errors)
 
     # 4. Report.
-    if shape in (None, "table") and records:
+    if shape == "table" and records:
         guides = (detoxifier.scorer.name, detoxifier.scorer.threshold)
         judged = [(judge.scorer.name, judge.scorer.threshold) for judge in loaded]
         seconds = time.monotonic() - started
@@ -152,13 +154,6 @@ def _record(method: Method, output: Path, job: Job, errors: list[TideError]) -> 
     return [record for record in records if record.id in row_ids]
 
 
-def _check_output(output: Path | None, shape: PrintFormat | None) -> None:
-    if output is not None and shape is not None:
-        raise InputError("--format: applies to printed output only; --output writes whole records")
-    if output is not None and output.suffix not in ("", ".jsonl"):
-        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
-
-
 def _rows(
     prompts: list[str] | None, input_file: Path | None, field: str, limit: int | None, chats: bool
 ) -> list[Row]:
@@ -172,13 +167,22 @@ def _rows(
     return [row.as_chat() for row in rows] if chats else rows
 
 
-def _records(
-    method: Method, rows: list[Row], judges: list[NamedScorer], errors: list[TideError]
-) -> Iterator[Record]:
-    """Yield records in the order of the rows; the errors of failed rows are shown and appended."""
+def _print(
+    method: Method,
+    rows: list[Row],
+    judges: list[NamedScorer],
+    errors: list[TideError],
+    shape: PrintFormat,
+    mask: bool,
+) -> list[Record]:
+    """Complete the rows, and print each as it finishes, or all as a table, even after an error.
+
+    The errors of failed rows are shown and appended to `errors`.
+    """
     from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
 
     bars, trials = Bars(), range(method.settings.num_trials)
+    records: list[Record] = []
     bars.begin("detoxifying", len(rows))
     try:
         for row, outcome in method.records(rows, trials, ordered=True):
@@ -190,29 +194,17 @@ def _records(
             record = outcome
             for judge in judges:
                 record = judged(record, judge.scorer)
-            yield record
+            records.append(record)
+            if shape != "table":
+                _print_lines(record, shape, mask)
     finally:
         bars.end()
+        if shape == "table" and records:
+            OUTPUT.print(completions_table(records, method.settings.toxicity_threshold, mask))
+    return records
 
 
-def _print(
-    records: Iterable[Record], method: Method, shape: PrintFormat | None, mask: bool
-) -> Iterator[Record]:
-    """Print completions: each as it finishes, or all as a table, even if an error ends the run."""
-    finished: list[Record] = []
-    try:
-        for record in records:
-            finished.append(record)
-            if shape not in (None, "table"):
-                _print_lines(record, shape, mask)
-            yield record
-    finally:
-        if shape in (None, "table") and finished:
-            threshold = method.settings.toxicity_threshold
-            OUTPUT.print(completions_table(finished, threshold, mask))
-
-
-def _print_lines(record: Record, shape: PrintFormat | None, mask: bool) -> None:
+def _print_lines(record: Record, shape: PrintFormat, mask: bool) -> None:
     """Print a line for each trial."""
     for trial in record.trials:
         prompt, text = prompt_of(record), trial.text
