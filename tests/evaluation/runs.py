@@ -25,11 +25,11 @@ def from_columns(values: dict[str, Any]) -> Record:
 
 
 def _entry(lists: dict[str, Any], number: int) -> dict[str, Any]:
-    found = {
-        name: _entry(one, number) if isinstance(one, dict) else one[number]
-        for name, one in lists.items()
+    entry = {
+        name: _entry(values, number) if isinstance(values, dict) else values[number]
+        for name, values in lists.items()
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 def to_columns(record: Record) -> dict[str, Any]:
@@ -39,12 +39,12 @@ def to_columns(record: Record) -> dict[str, Any]:
 
 
 def _lists(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         entries = [row.get(name) for row in rows]
         nested = any(isinstance(entry, dict) for entry in entries)
-        found[name] = _lists([entry or {} for entry in entries]) if nested else entries
-    return found
+        lists[name] = _lists([entry or {} for entry in entries]) if nested else entries
+    return lists
 
 
 def column(record: Record, name: str) -> Any:
@@ -85,8 +85,8 @@ def measured(
     """`run` with the perplexity of each record's completions."""
     lengths = tokens or [None] * len(perplexity)
     records = [
-        from_columns({**to_columns(one), "perplexity": likelihoods(values, counts)})
-        for one, values, counts in zip(run.records, perplexity, lengths, strict=True)
+        from_columns({**to_columns(row), "perplexity": likelihoods(values, counts)})
+        for row, values, counts in zip(run.records, perplexity, lengths, strict=True)
     ]
     return Run(run.name, {**run.config, "references": [REFERENCE]}, records, run.path)
 
@@ -113,7 +113,9 @@ def config(method: str, **more: Any) -> dict[str, Any]:
 
 def run(scores: list[list[float]], method: str = "base", **more: Any) -> Run:
     """A run in memory; scores: by prompt, of each trial."""
-    return Run(method, config(method, **more), [record(i, some) for i, some in enumerate(scores)])
+    return Run(
+        method, config(method, **more), [record(i, values) for i, values in enumerate(scores)]
+    )
 
 
 def search_record(number: int, generator: np.random.Generator, trials: int = 2) -> Record:
@@ -123,16 +125,12 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         count = int(generator.integers(2, 6))
         scores = sorted(generator.random(count).tolist(), reverse=True)
         roles = ["initial", *["perturbation"] * (count - 2), "iterate"]
-        rows = zip(roles, scores, strict=True)
+        rows = enumerate(zip(roles, scores, strict=True), 1)
         traces.append(
-            [(1 + n, 1, role, score, 1 - 0.1 * n, 0.1 * n) for n, (role, score) in enumerate(rows)]
+            [(n, 1, role, score, 1.1 - 0.1 * n, 0.1 * n - 0.1) for n, (role, score) in rows]
         )
-        steps.append(
-            [
-                {"evaluations": n, "text": "", "toxicity": score}
-                for n, score in enumerate(scores, start=1)
-            ]
-        )
+        counted = enumerate(scores, 1)
+        steps.append([{"evaluations": n, "text": "", "toxicity": score} for n, score in counted])
     last = [trace[-1][3] for trace in traces]
     return record(
         number,
@@ -152,7 +150,7 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         seconds=[0.25] * trials,
         trace=traces,
         steps=steps,
-        step_judge_scores={JUDGE: [[step["toxicity"] for step in some] for some in steps]},
+        step_judge_scores={JUDGE: [[step["toxicity"] for step in of_trial] for of_trial in steps]},
     )
 
 
@@ -171,8 +169,8 @@ def write(run: Run, folder: Path, **config: Any) -> Path:
     """Write a run folder as `tide eval` does."""
     folder.mkdir(parents=True)
     created = f"{len(list(folder.parent.parent.rglob('config.json'))):09}"
-    found = {**run.config, "created": created, **config}
-    (folder / "config.json").write_text(json.dumps(found))
+    whole = {**run.config, "created": created, **config}
+    (folder / "config.json").write_text(json.dumps(whole))
     lines = [line for record in run.records for line in record.lines()]
     (folder / "records.jsonl").write_bytes(b"".join(lines))
     assert read_run(folder).records == run.records
