@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError
+from tide.data.records import Record, TrialRecord, read_records
 from tide.data.texts import LabelledText, Row, read_labelled, read_rows
 
 
@@ -137,3 +138,15 @@ def test_labelled_texts_of_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"text": "a", "toxicity": 0}')
     with pytest.raises(InputError, match="not a list of objects"):
         read_labelled([tmp_path / "a.json"])
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    rows = {"a.csv": b"prompt\none\n", "a.txt": b"one", "a.jsonl": b'{"prompt": "one"}\n'}
+    for name, content in rows.items():
+        (tmp_path / name).write_bytes(mark + content)
+        assert read_rows(tmp_path / name)[0].text == "one"
+    record = Record(id=0, prompt="one", trials=[TrialRecord(number=0, text="a", toxicity=0.1)])
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(mark + b"".join(record.lines()))
+    assert read_records(path) == [record]
