@@ -34,7 +34,7 @@ STAND_INS = {
     "google/gemma-2-2b": "my-model",
     "auto": "my-model",
     "global": "my-model",
-    "detoxify:original": "lexicon",
+    "hf:unitary/toxic-bert#toxic": "lexicon",
 }
 
 

@@ -75,8 +75,7 @@ def test_a_single_member_with_a_comma_stays_one(text: str) -> None:
         ("a,cache:b", ["a", "cache:b"]),
         ("cache:max:a,b", ["cache:max:a,b"]),
         ("a,windows:5:max:b,cache:c", ["a", "windows:5:max:b,cache:c"]),
-        ("max(a,b),c", ["max(a,b)", "c"]),
-        ("cache:max(a,b),c", ["cache:max(a,b)", "c"]),
+        ("(cache:max:a,b),c", ["(cache:max:a,b)", "c"]),
         ("(max:a,b),c", ["(max:a,b)", "c"]),
         ("max:(cache:a),b", ["max:(cache:a),b"]),
         ("hf:ID#x,y", ["hf:ID#x", "y"]),
@@ -114,10 +113,9 @@ def test_formatted_value_is_no_alternative(value: str) -> None:
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("max(a,b)", Spec("max", inner=(Spec("a"), Spec("b")))),
         ("max:a,mean:b,c", Spec("max", inner=(
             Spec("a"), Spec("mean", inner=(Spec("b"), Spec("c")))))),
-        ("max:mean(a,b),c", Spec("max", inner=(
+        ("max:(mean:a,b),c", Spec("max", inner=(
             Spec("mean", inner=(Spec("a"), Spec("b"))), Spec("c")))),
         ("windows:5:hf:/a/b:c", Spec("windows", None, "5", (Spec("hf", "/a/b:c"),))),
         ("hf:Mine", Spec("hf", "Mine")),

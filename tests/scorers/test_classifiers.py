@@ -1,4 +1,4 @@
-"""Classifiers in this process, compared with transformers and Detoxify's package."""
+"""Classifiers in this process, compared with transformers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.models import CONTEXT, VOCAB, save_classifier, save_tokenizer
 from tide.core.errors import InputError, ScorerError
@@ -153,7 +148,6 @@ def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
     scores = scorer.score([head, *(head + f"{word} " * CONTEXT for word in WORDS)])
     assert scores.min() >= scores[0] - 1e-6
     assert scores.max() > scores[0] + 1e-4  # some end is worse than the beginning
-    assert scorer.score([]).shape == (0,)
     assert np.array_equal(scorer.score(TEXTS * 40)[:3], scorer.score(TEXTS * 40)[-3:])
 
 
@@ -169,60 +163,6 @@ def test_a_control_token_in_a_text_is_plain_text(tmp_path: Path) -> None:
         expected = model(torch.tensor([ids])).logits[0].double().softmax(-1)[1]
     scorer = load_scorer(f"hf:{folder}")
     assert scorer.score([text]) == pytest.approx([float(expected)], abs=1e-5)
-
-
-@pytest.fixture
-def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """Detoxify's package, and a checkpoint in its format with a tiny random BERT."""
-    package: Any = pytest.importorskip("detoxify.detoxify")
-    labels = ["toxic", "severe_toxic", "insult"]
-    config = BertConfig(
-        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, num_labels=len(labels),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    folder = tmp_path / "bert"
-    config.save_pretrained(folder)
-    save_tokenizer(folder)
-    arguments = {
-        "model_type": str(folder), "model_name": "BertForSequenceClassification",
-        "tokenizer_name": "PreTrainedTokenizerFast", "num_classes": len(labels),
-    }  # fmt: skip
-    checkpoint = {
-        "config": {"arch": {"args": arguments}, "dataset": {"args": {"classes": labels}}},
-        "state_dict": BertForSequenceClassification(config).state_dict(),
-    }
-    path = tmp_path / "toxic-0123.ckpt"
-    torch.save(checkpoint, path)
-    monkeypatch.setitem(package.MODEL_URLS, "original", path.as_uri())
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
-    return package, path
-
-
-def test_detoxify_scores_as_its_package_does(release: tuple[Any, Path]) -> None:
-    package, _ = release
-    theirs = package.Detoxify("original").predict(TEXTS[:2])
-    for outputs, expected in (
-        ("", theirs["toxicity"]),
-        ("#severe_toxic,insult", np.maximum(theirs["severe_toxicity"], theirs["insult"])),
-    ):
-        scorer = load_scorer(f"detoxify:original{outputs}")
-        scores = score_texts(scorer, TEXTS[:2])
-        assert scores.values == pytest.approx(np.array(expected), abs=1e-5)
-        assert scores.attributes["insult"] == pytest.approx(theirs["insult"], abs=1e-5)
-        assert scorer.name.startswith("detoxify:original@")
-        assert scorer.name.endswith(outputs)
-        scorer.close()
-    with pytest.raises(InputError, match=r"no label 'rude'; it has toxic, severe_toxic, insult"):
-        load_scorer("detoxify:original#rude")
-    with pytest.raises(InputError, match="unknown variant 'orignal'"):
-        load_scorer("detoxify:orignal")
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(release: tuple[Any, Path]) -> None:
-    torch.save({"config": Path("a path is an object, not a tensor")}, release[1])
-    with pytest.raises(ScorerError, match="cannot be loaded"):
-        load_scorer("detoxify:original")
 
 
 def test_a_folder_whose_template_or_vocabulary_changed_is_another_scorer(tmp_path: Path) -> None:

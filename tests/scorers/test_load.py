@@ -48,7 +48,7 @@ class Strict:
         ("windows", "write windows:SCORER or windows:NUMBER:SCORER"),
         ("windows:1:pocket", "words: Input should be greater than or equal to 2"),
         ("mean:pocket,pockt", "did you mean 'pocket'"),
-        ("zzz", "known: .*detoxify, .*hf, .*pocket, .*profanity-check, .*sentence"),
+        ("zzz", "known: .*hf, .*pocket, .*profanity-check, .*sentence"),
         ("profanity-check:x", "takes no argument"),
         ("hf", "needs an argument"),
         ("cache:", "does not begin with a name"),

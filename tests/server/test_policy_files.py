@@ -27,7 +27,7 @@ def strategy_specs(code: str) -> list[str]:
 
 def scorer_specs(code: str) -> list[str]:
     """Specs that have `code` as the name, inside of a wrapper, or as an argument."""
-    specs = [code, f"({code})", f"pocket),({code}", f"max:pocket,({code})", f"max(pocket,{code})"]
+    specs = [code, f"({code})", f"pocket),({code}", f"max:pocket,({code})"]
     for name, usage in WRAPPERS.items():
         number = "2:" if "NUMBER" in usage else ""
         specs += [f"{name}:{number}{code}", f"{name}:{number}cache:{code}"]

@@ -29,7 +29,7 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
 SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, detoxify:original, "
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, classifier:http://HOST#LABEL. "
     "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts), strict-language:SCORER "
@@ -37,7 +37,7 @@ SCORER_GRAMMAR = (
     "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the second decides, and the "
     "first chooses where it is asked before a sentence ends) and fallback:SCORER,SCORER (the "
     "second decides while the first is down); parentheses group specs, as in "
-    "cache:max(pocket,lexicon)."
+    "(max:pocket,lexicon),sentence."
 )
 METHODS = f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}"
 # Values of a setting whose type does not list them.

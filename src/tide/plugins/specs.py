@@ -9,7 +9,7 @@
 
 NAME may also be a class: `module:Class` or `path/file.py:Class`. Commas separate the specs of a
 list, and the members of an ensemble. Parentheses enclose a spec or a value that contains commas:
-`cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
+`(cache:max:a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 """
 
 from __future__ import annotations
@@ -67,11 +67,7 @@ def parse(
     text = text.strip()
     if (inside := _inside(text)) is not None:
         return parse(inside, option, wrappers, names)
-    called = re.fullmatch(r"([\w-]+)(\(.*\))", text, re.DOTALL)
-    if called and "," in wrappers.get(called[1], "") and _inside(called[2]) is not None:
-        name, rest = called[1], _inside(called[2])
-    else:
-        name, rest = _head(text, names or wrappers)
+    name, rest = _head(text, names or wrappers)
     if not name:
         raise InputError(f"{option}: {text!r} does not begin with a name")
     usage = wrappers.get(name)

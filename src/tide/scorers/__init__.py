@@ -32,7 +32,6 @@ REGISTRY = Registry(
         "exchange": "tide.scorers.encoder:ExchangeScorer",
         "hf": "tide.scorers.classifiers:HuggingFaceScorer",
         "guard": "tide.scorers.guards:guard",
-        "detoxify": "tide.scorers.classifiers:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
         "perspective": "tide.scorers.services:PerspectiveScorer",
@@ -63,7 +62,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
     """Load a scorer.
 
         NAME                        pocket
-        NAME:ARGUMENT               hf:ID, detoxify:original, lexicon:FILE
+        NAME:ARGUMENT               hf:ID, lexicon:FILE
         NAME:KEY=VALUE,...          a class with an `options_class`
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)

@@ -1,19 +1,15 @@
-"""Classifiers in this process: `hf:ID_OR_FOLDER`, and `detoxify:VARIANT` (Unitary's Detoxify).
-
-A text longer than the model's context is scored in overlapping windows; the highest score counts.
-"""
+"""Classifiers in this process: `hf:ID_OR_FOLDER`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tide.core.errors import InputError, ScorerError, guarded, require
+from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
@@ -25,74 +21,7 @@ _LEAST_TOKENS = 16
 _BATCH = 64  # windows
 
 
-class _Classifier(AttributedScorer):
-    """A classifier that scores long texts in windows that overlap by half."""
-
-    name: str
-
-    def _take(self, model: Any, tokenizer: Any, device: torch.device) -> None:
-        """Set the model. Raises ValueError if its context is less than 16 tokens."""
-        config = model.config
-        positions = getattr(config, "max_position_embeddings", 10**9)
-        for name, module in model.named_modules():
-            padding = getattr(module, "padding_idx", None)
-            # RoBERTa and its kin begin to count positions after the padding's.
-            if name.endswith("position_embeddings") and padding is not None:
-                positions -= padding + 1
-        self._tokens = min(tokenizer.model_max_length, positions)
-        if config.pad_token_id is None:  # GPT-2 searches for the last token before the padding
-            config.pad_token_id = tokenizer.pad_token_id
-        if self._tokens < _LEAST_TOKENS:
-            raise ValueError(f"its context is {self._tokens} tokens, less than {_LEAST_TOKENS}")
-        self._model, self._tokenizer, self._device = model, tokenizer, device
-
-    def _choose(self, labels: Sequence[str], toxic: list[int], *, exclusive: bool) -> None:
-        """Set the toxic labels and the attributes. exclusive: the labels exclude each other."""
-        self._toxic, self._exclusive = toxic, exclusive
-        self._width = len(labels)
-        reported = toxic if exclusive else [*range(len(labels))]
-        self._reported = reported if len(reported) > 1 else []
-        self.attributes = tuple(labels[i] for i in self._reported)
-        if self.attributes and not exclusive:
-            self.highest_of = tuple(labels[i] for i in toxic)
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        owners: list[int] = []
-        windows: list[dict[str, list[int]]] = []
-        if texts:
-            read = self._tokenizer(
-                list(texts),
-                truncation=True,
-                max_length=self._tokens,
-                stride=self._tokens // 2,
-                return_overflowing_tokens=True,
-                split_special_tokens=True,  # "[SEP]" in a text must not end it
-            )
-            owners = read.pop("overflow_to_sample_mapping")
-            windows = [{name: read[name][i] for name in read} for i in range(len(owners))]
-        # A tokenizer without a padding token cannot pad a batch of windows.
-        size = _BATCH if self._tokenizer.pad_token is not None else 1
-        batches = [windows[i : i + size] for i in range(0, len(windows), size)]
-        rows = np.concatenate([np.zeros((0, self._width)), *map(self._probabilities, batches)])
-        toxic = rows[:, self._toxic]
-        scores = toxic.sum(axis=1) if self._exclusive else toxic.max(axis=1, initial=0.0)
-        columns = zip(self.attributes, self._reported, strict=True)
-        attributes = {name: rows[:, i] for name, i in columns}
-        return Attributed(scores.clip(max=1.0), attributes).worst(owners, len(texts))
-
-    def close(self) -> None:
-        del self._model
-
-    @torch.inference_mode()
-    def _probabilities(self, windows: list[dict[str, list[int]]]) -> Floats:
-        """Return the probability of every label, shape (windows, labels)."""
-        inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
-        logits = self._model(**inputs.to(self._device))[0].double()
-        rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()
-        return np.asarray(rows.cpu().numpy(), dtype=np.float64)
-
-
-class HuggingFaceScorer(_Classifier):
+class HuggingFaceScorer(AttributedScorer):
     """The probability of the toxic labels of a text-classification model.
 
     spec: hub id or folder, optionally followed by `#` and the toxic labels, comma-separated:
@@ -134,11 +63,65 @@ class HuggingFaceScorer(_Classifier):
         if exclusive:
             fix = 'if they do not, set "problem_type": "multi_label_classification" in config.json'
             check_exclusive(f"hf:{model}", names, toxic, fix)
-        self._choose(names, toxic, exclusive=exclusive)
-        self._take(loaded, tokenizer, device)
+        self._toxic, self._exclusive = toxic, exclusive
+        reported = toxic if exclusive else [*range(len(names))]
+        self._reported = reported if len(reported) > 1 else []
+        self.attributes = tuple(names[i] for i in self._reported)
+        if self.attributes and not exclusive:
+            self.highest_of = tuple(names[i] for i in toxic)
+        self._tokens = _context_of(loaded, tokenizer)
+        if config.pad_token_id is None:  # GPT-2 searches for the last token before the padding
+            config.pad_token_id = tokenizer.pad_token_id
+        self._model, self._tokenizer, self._device = loaded, tokenizer, device
         chosen = ",".join(names[i] for i in toxic)
         self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
         self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        read = self._tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self._tokens,
+            stride=self._tokens // 2,
+            return_overflowing_tokens=True,
+            split_special_tokens=True,  # "[SEP]" in a text must not end it
+        )
+        owners = read.pop("overflow_to_sample_mapping")
+        windows = [{name: read[name][i] for name in read} for i in range(len(owners))]
+        # A tokenizer without a padding token cannot pad a batch of windows.
+        size = _BATCH if self._tokenizer.pad_token is not None else 1
+        batches = [windows[i : i + size] for i in range(0, len(windows), size)]
+        rows = np.concatenate([self._probabilities(batch) for batch in batches])
+        toxic = rows[:, self._toxic]
+        scores = toxic.sum(axis=1) if self._exclusive else toxic.max(axis=1)
+        columns = zip(self.attributes, self._reported, strict=True)
+        attributes = {name: rows[:, i] for name, i in columns}
+        return Attributed(scores.clip(max=1.0), attributes).worst(owners, len(texts))
+
+    def close(self) -> None:
+        del self._model
+
+    @torch.inference_mode()
+    def _probabilities(self, windows: list[dict[str, list[int]]]) -> Floats:
+        """Return the probability of every label, shape (windows, labels)."""
+        inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
+        logits = self._model(**inputs.to(self._device))[0].double()
+        rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()
+        return np.asarray(rows.cpu().numpy(), dtype=np.float64)
+
+
+def _context_of(model: Any, tokenizer: Any) -> int:
+    """Return how many tokens a model reads. Raises ValueError for less than 16."""
+    positions = getattr(model.config, "max_position_embeddings", 10**9)
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        # RoBERTa and its kin begin to count positions after the padding's.
+        if name.endswith("position_embeddings") and padding is not None:
+            positions -= padding + 1
+    tokens = int(min(tokenizer.model_max_length, positions))
+    if tokens < _LEAST_TOKENS:
+        raise ValueError(f"its context is {tokens} tokens, less than {_LEAST_TOKENS}")
+    return tokens
 
 
 def revision_of(model: str, config: Any) -> str:
@@ -150,50 +133,3 @@ def revision_of(model: str, config: Any) -> str:
         commit = getattr(config, "_commit_hash", None)
         return f"@{commit[:8]}" if commit else ""
     return f"@{weights_digest(folder)[:8]}"
-
-
-_MULTILINGUAL = ("en", "fr", "es", "it", "pt", "tr", "ru")
-
-
-class DetoxifyScorer(_Classifier):
-    """The `toxicity` output of a Detoxify model; all its outputs are attributes.
-
-    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and other outputs,
-    comma-separated; the largest output is the score: `detoxify:original#threat,insult`.
-
-    The checkpoint is downloaded from Detoxify's releases at first use. It is read with
-    `weights_only`, which runs no code from the file; the package itself would unpickle it. A text
-    longer than the model's context is scored in windows, as in `hf`. Raises InputError for an
-    unknown variant or output, and ScorerError if the checkpoint cannot be downloaded or read, or
-    lacks weights.
-    """
-
-    @checked
-    def __init__(self, variant: str = "original", *, device: str = "auto") -> None:
-        variant, _, wanted = variant.partition("#")
-        package: Any = require("detoxify.detoxify", extra="detoxify")
-        if variant not in package.MODEL_URLS:
-            raise InputError(
-                f"scorer detoxify: unknown variant {variant!r}; "
-                f"known: {', '.join(package.MODEL_URLS)}"
-            )
-        self.name = f"detoxify:{variant}@{version('detoxify')}"
-        self.languages = _MULTILINGUAL if "multilingual" in variant else ("en",)
-        where = find_device(device)
-        with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
-            url = package.MODEL_URLS[variant]
-            checkpoint = torch.hub.load_state_dict_from_url(
-                url, map_location="cpu", progress=False, weights_only=True
-            )
-            arguments = checkpoint["config"]["arch"]["args"]
-            labels = [str(label) for label in checkpoint["config"]["dataset"]["args"]["classes"]]
-            model, tokenizer = package.get_model_and_tokenizer(
-                **arguments, state_dict=checkpoint["state_dict"]
-            )
-            if missing := sorted(model.state_dict().keys() - checkpoint["state_dict"].keys()):
-                raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
-            overall = next(label for label in labels if label in ("toxic", "toxicity"))
-            chosen = toxic_columns(self.name, labels, wanted or overall)
-            self._choose(labels, chosen, exclusive=False)
-            self.name += f"#{wanted}" if wanted else ""
-            self._take(model.to(where).eval().requires_grad_(False), tokenizer, where)

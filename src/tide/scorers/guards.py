@@ -1,29 +1,27 @@
 """Guards: language models that judge a conversation's last message, in process or on a server.
 
-`guard:MODEL`, `guard:MODEL#FAMILY`, `guard:MODEL#FILE.toml`, each with `@http://HOST:PORT`. A
-guard's chat template holds the wording of its question. The guard writes a verdict such as
-"unsafe"; the score is the probability of the toxic verdicts among all verdicts at the verdict's
-first token.
+`guard:MODEL` and `guard:MODEL#FAMILY`, each with `@http://HOST:PORT`. A guard's chat template holds
+the wording of its question. The guard writes a verdict such as "unsafe"; the score is the
+probability of the toxic verdicts among all verdicts at the verdict's first token.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AliasPath, BaseModel, Field
 
 from tide.core.chat import Chat, in_parts
-from tide.core.errors import InputError, ScorerError, guarded, validated
+from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.http import Client, Rows, ServerFailed, api_root
-from tide.data.files import as_text, read_whole
 from tide.scorers.base import (
     HEALTH_TEXT,
     Exchange,
@@ -38,11 +36,10 @@ from tide.scorers.control_tokens import ControlTokens, break_up
 from tide.scorers.remote import SelfHostedScorer, place_of
 
 Message = dict[str, str]
-_Word = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-_Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Family(BaseModel):
+@dataclass(frozen=True)
+class Family:
     """What the chat template of a family of guards expects, and how its models answer.
 
     names: parts of the models' names, in lower case without separators. verdicts: the possible
@@ -57,17 +54,15 @@ class Family(BaseModel):
     the judged message, such as `{role}`: see `_WORDS`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    names: tuple[str, ...] = ()
-    verdicts: dict[_Word, _Weight] = Field(min_length=2)
+    names: Sequence[str]
+    verdicts: Mapping[str, float]
     lead: str = ""
-    tokens: int = Field(default=5, ge=1, le=256)
+    tokens: int = 5
     one_turn: bool = False
-    arguments: dict[str, Any] = {}
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     header: bool = False
     question: str = ""
-    prompt: str = Field(default="", pattern=r"^$|\{text\}")
+    prompt: str = ""
 
     def turns(self, exchange: Exchange) -> list[Message]:
         """Return the conversation with the answer, as turns of user and assistant.
@@ -103,11 +98,8 @@ class Family(BaseModel):
         """Return the messages that the guard reads. A whole prompt is one message."""
         role = turns[-1]["role"]
         if self.prompt:
-            context, text = turns[0]["content"], ""
-            if role == "assistant":
-                text = turns[-1]["content"]
-            elif "{context}" not in self.prompt:
-                context, text = "", context
+            context = turns[0]["content"]
+            text = turns[-1]["content"] if role == "assistant" else ""
             return [{"role": "user", "content": _filled(self.prompt, role, context, text)}]
         if self.question:
             return [*turns, {"role": "user", "content": _filled(self.question, role)}]
@@ -156,29 +148,22 @@ def _filled(template: str, role: str, context: str = "", text: str = "") -> str:
     return _PLACES.sub(lambda match: words[match[1]], template)
 
 
-def _family_of(model: str, name: str) -> tuple[str, Family]:
-    """Return a family and what stands for it in the scorer's name. Raises InputError.
+def _family_of(model: str, name: str) -> str:
+    """Return the name of a family, by default of that which the model's name shows.
 
-    name: of a family or of a file that holds one; "" for the family that the model's name shows.
+    Raises InputError.
     """
-    if name.endswith(".toml"):
-        text = as_text(read_whole(Path(name)), name)
-        with guarded(InputError, name):
-            values = tomllib.loads(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"#{Path(name).stem}@{digest}", validated(Family, values, f"{name}: ")
     bare = re.sub(r"[-_ /\\]", "", model.lower())
     named = [
         known for known, family in FAMILIES.items() if any(part in bare for part in family.names)
     ]
     name = name or next(iter(named), "")
     if name not in FAMILIES:
-        unknown = f"unknown family {name!r}" if name else "its family is unknown"
+        problem = f"unknown family {name!r}" if name else "its family is unknown"
         raise InputError(
-            f"scorer guard:{model}: {unknown}; append # and a family ({', '.join(FAMILIES)}) or a "
-            "file that describes one, as in #FILE.toml"
+            f"scorer guard:{model}: {problem}; append # and a family ({', '.join(FAMILIES)})"
         )
-    return f"#{name}", FAMILIES[name]
+    return name
 
 
 class Token(NamedTuple):
@@ -322,11 +307,12 @@ class RemoteGuard(SelfHostedScorer):
     batch_size = 1
 
     def __init__(self, model: str, family: str, url: str, **options: Any) -> None:
-        suffix, self._family = _family_of(model, family)
+        name = _family_of(model, family)
+        self._family = FAMILIES[name]
         self._model = model
         super().__init__(f"guard:{model}", url, **options)
         self._url = api_root(self._url)
-        self.name = f"guard:{model}@{place_of(self._url)}{suffix}"
+        self.name = f"guard:{model}@{place_of(self._url)}#{name}"
 
     async def _ask(self, client: Client, exchanges: list[Any]) -> list[TextScore]:
         context: Any
@@ -381,13 +367,14 @@ class LocalGuard(PlainScorer):
     ) -> None:
         from tide.scorers.classifiers import revision_of  # noqa: PLC0415  (torch)
 
-        suffix, self._family = _family_of(model, family)
+        name = _family_of(model, family)
+        self._family = FAMILIES[name]
         self.name = f"guard:{model}"
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             config = self._load(model, device, dtype)
             limit = getattr(config.get_text_config(), "max_position_embeddings", 1 << 20)
         self._limit = limit - self._family.tokens
-        self.name += f"{revision_of(model, config)}{suffix}"
+        self.name += f"{revision_of(model, config)}#{name}"
         self._control = ControlTokens(self._tokenizer)
         self._try_out()
 
@@ -508,10 +495,8 @@ class LocalGuard(PlainScorer):
         return ids
 
     def _tokenized(self, prompt: str) -> list[int]:
-        # A chat template writes the special tokens itself.
-        begin = self._tokenizer.bos_token or ""
-        special = bool(self._family.prompt) and not (begin and prompt.startswith(begin))
-        row = self._tokenizer(prompt + self._begun, add_special_tokens=special)
+        # Chat templates and prompts hold the special tokens.
+        row = self._tokenizer(prompt + self._begun, add_special_tokens=False)
         ids: list[int] = row["input_ids"]
         return ids
 
@@ -536,8 +521,8 @@ class LocalGuard(PlainScorer):
         judged = str(len(turns) - 1)
         if judged not in _PROBES.findall(rendered) or "\ue000" in _PROBES.sub("", rendered):
             raise InputError(
-                f"scorer {self.name}: its chat template leaves out or rewrites the text; give "
-                "a prompt (guard:MODEL#FILE.toml)"
+                f"scorer {self.name}: its chat template leaves out or rewrites the text; use the "
+                "template that its family published"
             )
         return rendered
 
@@ -546,8 +531,8 @@ def guard(spec: str, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
     spec: a folder or hub id, or `MODEL@http://HOST:PORT` on a server. Append `#FAMILY` to a model
-    whose name does not show the family, or `#FILE.toml` with a `Family`. options: `device` and
-    `dtype` in process, else settings of RemoteScorer.
+    whose name does not show the family. options: `device` and `dtype` in process, else settings of
+    RemoteScorer.
 
     Raises InputError for an unknown family, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.

@@ -38,7 +38,7 @@ from tide.scorers.disguises import (
 
 # Minimum number of letters for deciding the script.
 _LEAST_OTHER = 8
-MULTILINGUAL = "detoxify:multilingual, or a guard such as guard:Qwen/Qwen3Guard-Gen-0.6B"
+MULTILINGUAL = "a guard such as guard:Qwen/Qwen3Guard-Gen-0.6B"
 _MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
 # At least this share of most English texts' words are among these, so they need no detection.
 _ENGLISH_SHARE = 0.15

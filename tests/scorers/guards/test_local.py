@@ -13,7 +13,6 @@ from tests.models import save_causal_lm
 from tests.scorers.guards.tiny import (
     EXCHANGES,
     FAMILY,
-    TEXTS,
     TOXIC,
     exchanges,
     prompt_of,
@@ -77,18 +76,6 @@ def test_the_result_does_not_depend_on_the_batch(folder: Path) -> None:
     assert many.score([]).shape == (0,)
 
 
-def test_guard_with_a_family_of_a_file(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'prompt = "<|user|>{text}<|guard|><think>\\n\\n</think>\\n\\n"\n'
-        'lead = "Safety:"\nverdicts = { Unsafe = 1.0, Safe = 0.0 }\ntokens = 12\n'
-    )
-    mine = load_scorer(f"guard:{folder}#{path}")
-    known = load_scorer(f"guard:{folder}")
-    assert mine.score(TEXTS) == pytest.approx(known.score(TEXTS), abs=0.01)
-    assert "#mine@" in mine.name
-
-
 def test_a_text_that_is_too_long_is_an_error_and_not_cut(folder: Path) -> None:
     scorer = load_scorer(f"guard:{folder}")
     long = "the weather is fine " * 80 + "rude"
@@ -113,4 +100,4 @@ def test_a_verdict_that_fails_later_is_no_score(
     scorer: Any = load_scorer(f"guard:{folder}")
     monkeypatch.setattr(scorer, "_answers", lambda prompts, tokens: [[] for _ in prompts])
     with pytest.raises(ScorerError, match="instead of a verdict"):
-        score_texts(scorer, TEXTS)
+        score_texts(scorer, ["a text"])

@@ -6,6 +6,7 @@ The guards here have no model, and a byte-level tokenizer with every kind of add
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ class Prompted(Guard):
     """A guard with a prompt instead of a chat template."""
 
     def __init__(self, prompt: str) -> None:
-        self._prompted = FAMILIES["llama-guard"].model_copy(update={"prompt": prompt})
+        self._prompted = replace(FAMILIES["llama-guard"], prompt=prompt)
         super().__init__(None)
 
     def _load(self, model: str, device: str, dtype: str) -> Any:
@@ -139,7 +140,7 @@ TEXTS = {
 }
 GUARDS = {
     **{name: Guard(template) for name, template in TEXTS.items()},
-    "own prompt": Prompted("<|user|>Is it rude? {text}<|guard|>"),
+    "own prompt": Prompted("<|user|>Is it rude? {context}{text}<|guard|>"),
 }
 CONTROL = {GUARDS["plain"]._tokenizer.convert_tokens_to_ids(token) for token in CONTROL_TOKENS}
 
@@ -159,7 +160,7 @@ def test_a_text_is_read_whole_and_opens_no_turn(kind: str, text: str) -> None:
 
 
 def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> None:
-    guard = Prompted("<|user|><{text}<|guard|>")
+    guard = Prompted("<|user|><{context}{text}<|guard|>")
     assert guard.score([Exchange("", "s, people are rude")]) == [0.0]
     with pytest.raises(ScorerError, match="control tokens of the guard that cannot be read"):
         guard.score([Exchange("", "the weather"), Exchange("", "/s>")])

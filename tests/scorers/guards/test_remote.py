@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,21 +24,15 @@ from tide.scorers.guards import RemoteGuard
 
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]
-OWN = """
-prompt = "Is it rude? [{text}] Answer: "
-lead = "Verdict:"
-verdicts = { bad = 1.0, so-so = 0.5, good = 0.0 }
-"""
 World = tuple[Service, RemoteGuard, str]
 
 
 @pytest.fixture(params=FAMILIES)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    handler: type[Handler] = type("Served", (GuardServer,), {"family": request.param})
-    (tmp_path / "own.toml").write_text(OWN)
-    family = str(tmp_path / "own.toml") if request.param == "own" else request.param
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    family = request.param
+    handler: type[Handler] = type("Served", (GuardServer,), {"family": family})
     with running(handler) as service:
-        yield service, RemoteGuard("some-guard", family, service.url, **QUICK), request.param
+        yield service, RemoteGuard("some-guard", family, service.url, **QUICK), family
 
 
 def altered(change: Callable[[dict[str, Any]], None]) -> Any:
@@ -54,21 +47,20 @@ def altered(change: Callable[[dict[str, Any]], None]) -> Any:
 
 
 def test_every_format_has_a_family_here() -> None:
-    assert FAMILIES.keys() - {"own"} == KNOWN.keys()
+    assert FAMILIES.keys() == KNOWN.keys()
 
 
 def test_the_verdicts_of_every_family_are_read(world: World) -> None:
     service, scorer, family = world
     assert scorer.score(TEXTS) == pytest.approx([share(text) for text in TEXTS])
     assert set(service.scored.values()) == {1}
-    tokens = 5 if family == "own" else KNOWN[family].tokens
     for request in service.requests:
         body = request["body"]
-        assert (body["max_tokens"], body["top_logprobs"]) == (tokens, 20)
+        assert (body["max_tokens"], body["top_logprobs"]) == (KNOWN[family].tokens, 20)
         assert ("guardian_config" in body.get("chat_template_kwargs", {})) == ("3.3" in family)
-        if family == "own":
+        if family == "wildguard":
             (message,) = body["messages"]
-            assert message["content"].startswith("Is it rude? [text number ")
+            assert "Human user:\ntext number " in message["content"]
 
 
 def test_a_server_gets_the_conversation() -> None:

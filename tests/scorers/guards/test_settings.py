@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tide.core.errors import InputError
 from tide.scorers import guards, load_scorer
 from tide.scorers.base import Exchange
-from tide.scorers.guards import FAMILIES, Family, RemoteGuard
+from tide.scorers.guards import FAMILIES, RemoteGuard
 from tide.scorers.services import ServedClassifier
 
 
@@ -40,7 +41,6 @@ def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
         ("openai-community/gpt2#guardian", "unknown family 'guardian'"),
         ("#shieldgemma", "name a model"),
         ("@http://host", "name a model"),
-        ("a/b#none.toml", "no such file"),
     ],
 )
 def test_a_guard_without_a_family_is_refused(spec: str, message: str) -> None:
@@ -48,24 +48,15 @@ def test_a_guard_without_a_family_is_refused(spec: str, message: str) -> None:
         load_scorer(f"guard:{spec}")
 
 
-def test_a_prompt_holds_the_context_or_the_text_alone() -> None:
-    both, text_alone = (
-        Family(prompt=prompt, verdicts={"bad": 1, "good": 0})
-        for prompt in ("Bad? [{context}] [{text}]", "Bad? [{text}]")
-    )
-    # Placeholders in a text are not filled in.
-    (message,) = both.messages(both.turns(Exchange("{text}", "{role}")))
+def test_placeholders_in_a_text_are_not_filled_in() -> None:
+    family = replace(FAMILIES["wildguard"], prompt="Bad? [{context}] [{text}]")
+    (message,) = family.messages(family.turns(Exchange("{text}", "{role}")))
     assert message["content"] == "Bad? [{text}] [{role}]"
-    for exchange in (Exchange("", "a text"), Exchange("a text", ""), Exchange("?", "a text")):
-        (message,) = text_alone.messages(text_alone.turns(exchange))
-        assert message["content"] == "Bad? [a text]"
 
 
-def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
+def test_the_page_has_every_family_and_variable() -> None:
     page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text("utf-8")
     section = page.partition("## Guard models")[2].partition("\n## ")[0]
-    rows = "\n".join(line.partition(" |")[0] for line in section.splitlines() if line[:1] == "|")
-    assert {f for f in Family.model_fields if f"`{f}`" not in rows} == {"names"}
     assert {name for name in FAMILIES if f"`{name}`" not in section} == set()
     variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
     sources = Path(guards.__file__).parent.rglob("*.py")
@@ -75,6 +66,3 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     read_from.remove("FAMILY_API_KEY")  # stands for those of the families
     assert len(read_from) > 7
     assert {name for name in read_from if f"`{name}`" not in page} == set()
-    (example,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
-    (tmp_path / "rude.toml").write_text(example)
-    load_scorer(f"guard:some/model#{tmp_path / 'rude.toml'}@http://127.0.0.1:8000").close()

@@ -298,7 +298,6 @@ FAMILIES = {
         ("Safety", ":"), {" Unsafe": 0.6, " Controversial": 0.4}, {" Safe": 1.0},
         ("\n", "Categories", ":", " None"),
     ),
-    "own": Family(("Verdict", ":"), {" bad": 1.0}, {" good": 1.0}, (".",)),
 }  # fmt: skip
 
 
