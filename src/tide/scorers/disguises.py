@@ -80,19 +80,12 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    if has_grown(text):
-        return all(parts_of(text, _is_ordinary_part))
     return _is_ordinary(text) if len(text) < _SHORT else _is_ordinary.__wrapped__(text)
 
 
 @lru_cache(maxsize=512)
 def _is_ordinary(text: str) -> bool:  # each step that reads a text asks
     return _ORDINARY.fullmatch(text) is not None
-
-
-@lru_cache(maxsize=2**14)
-def _is_ordinary_part(part: str) -> bool:
-    return _ORDINARY.fullmatch(part) is not None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
@@ -275,7 +268,9 @@ _RATIO = 10  # how much more frequently a listed word is masked than another wor
 _LONGEST_PART = 40  # characters of a part that is remembered
 _SHORT = 2000  # characters of a text whose parts are remembered
 # A text is found from the last characters before its last part; it may have this many parts more.
-_TAIL, _MOST_NEW, _MOST_TEXTS = 160, 4, 512
+_TAIL, _MOST_NEW = 160, 4
+# Many texts may end alike, as with a signature, and each later one is compared with them.
+_MOST_ENDINGS, _MOST_ALIKE = 256, 4
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
 # Finds most texts without masked words; the next expression is slower.
 _SIGNED = re.compile(r"[0-9*#@$!_-](?<=[A-Za-z].)|\*[A-Za-z]")
@@ -301,7 +296,7 @@ class Vocabulary(NamedTuple):
 
 
 # Texts that may grow, by the last characters before their last part.
-_newest: OrderedDict[str, _Parts] = OrderedDict()
+_newest: OrderedDict[str, list[_Parts]] = OrderedDict()
 
 
 @cache
@@ -335,9 +330,18 @@ def parts_of(text: str, read: Callable[[str], _Part]) -> list[_Part]:
     return _parts(text).read(read)
 
 
-def has_grown(text: str) -> bool:
-    """Whether a text has grown from one that was read before, so that few of its parts are new."""
-    return len(text) < _SHORT and _parts(text).has_grown
+def take(text: str, owner: object) -> Any:
+    """Take what `owner` kept of this text, or of that from which it has grown; None if nothing.
+
+    What is taken may be changed, since no other thread can take it.
+    """
+    return _parts(text).take(owner) if len(text) < _SHORT else None
+
+
+def keep(text: str, owner: object, value: object) -> None:
+    """Keep a value for `take`."""
+    if len(text) < _SHORT:
+        _parts(text).values[owner] = value
 
 
 def _read_part(part: str, read: Any) -> Any:
@@ -349,21 +353,19 @@ class _Parts:
     """The parts of a text, and what was read of them.
 
     older: a text that ended a few words earlier; its parts from `gone` on, except the first and the
-    last of them, are parts of this text, too.
+    last of them, are parts of this text, too. values: what `read` returned, and what was kept.
     """
 
     def __init__(self, text: str) -> None:
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
-        self._values: dict[Any, list[Any]] = {}
+        self.values: dict[Any, Any] = {}
         self._older: _Parts | None = None
         self.parts: list[str]
-        self.has_grown = False
         head = self.head
         for _ in range(_MOST_NEW):
-            older = _newest.get(head[-_TAIL:]) if head else None
-            if older is not None and older.head.endswith(head):
-                self._older, self.has_grown = older, True
-                older._older = None
+            older = _ended_with(head)
+            if older is not None:
+                self._older, older._older = older, None
                 self._gone = older.head.count(" ", 0, len(older.head) - len(head))
                 first, _, _ = head.partition(" ")
                 self._first, self._new = first, text[len(head) + 1 :].split(" ")
@@ -374,28 +376,42 @@ class _Parts:
 
     def read(self, read: Callable[[str], _Part]) -> list[_Part]:
         """Return what `read` returns for each part."""
-        values = self._values.get(read)
+        values: list[_Part] | None = self.values.get(read)
         if values is None:
             older = self._older
-            known = None if older is None else older._values.get(read)
+            known = None if older is None else older.values.get(read)
             if known is None:
                 values = [_read_part(part, read) for part in self.parts]
             else:
                 first = _read_part(self._first, read)
                 values = self._joined(known, first, [_read_part(part, read) for part in self._new])
-            self._values[read] = values
+            self.values[read] = values
         return values
+
+    def take(self, owner: object) -> Any:
+        value = self.values.pop(owner, None)
+        older = self._older
+        return older.values.pop(owner, None) if value is None and older is not None else value
 
     def _joined(self, older: list[Any], first: Any, new: list[Any]) -> list[Any]:
         return [first, *older[self._gone + 1 : -1], *new]
+
+
+def _ended_with(head: str) -> _Parts | None:
+    """Return the shortest text that ended with `head`, apart from its last part."""
+    alike = _newest.get(head[-_TAIL:], ()) if head else ()
+    longer = [parts for parts in reversed(alike) if parts.head.endswith(head)]
+    return min(longer, key=lambda parts: len(parts.head), default=None)
 
 
 @lru_cache(maxsize=64)
 def _parts(text: str) -> _Parts:  # several scorers ask this of a text in turn
     parts = _Parts(text)
     if parts.head:
-        _newest[parts.head[-_TAIL:]] = parts
-        if len(_newest) > _MOST_TEXTS:
+        alike = _newest.setdefault(parts.head[-_TAIL:], [])
+        alike.append(parts)
+        del alike[:-_MOST_ALIKE]
+        if len(_newest) > _MOST_ENDINGS:
             _newest.popitem(last=False)
     return parts
 

@@ -12,12 +12,10 @@ import json
 import math
 import re
 import unicodedata
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import mmh3
@@ -28,7 +26,14 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
-from tide.scorers.disguises import ReadingScorer, digest_of, has_grown, is_ordinary, parts_of
+from tide.scorers.disguises import (
+    ReadingScorer,
+    digest_of,
+    is_ordinary,
+    keep,
+    parts_of,
+    take,
+)
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -105,9 +110,8 @@ def words_of(text: str) -> list[str]:
 
 def _has_letters_apart(text: str) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    if has_grown(text) and b"\1\1\1" not in bytes(parts_of(text, _has_lone_letter)):
-        return False
-    return _LETTERS_APART.search(text) is not None
+    has_three = b"\1\1\1" in bytes(parts_of(text, _has_lone_letter))
+    return has_three and _LETTERS_APART.search(text) is not None
 
 
 @lru_cache(maxsize=2**14)
@@ -152,9 +156,7 @@ def columns(text: str) -> Any:
     one word; here the columns of frequent words are cached.
     """
     words = words_of(text)
-    read = {column for word in words for column in _word_columns(word)}
-    read.update(column for pair in pairwise(words) if (column := _pair_column(*pair)) is not None)
-    return np.array(sorted(read), np.int64)
+    return np.array(sorted(set(_columns(words, words))), np.int64)
 
 
 def _pair_column(before: str, word: str) -> int | None:
@@ -192,134 +194,55 @@ def sigmoid(logits: Floats) -> Floats:
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 
 
-# The columns of the features of a word, and the column of a pair of words, if it is a feature.
-WordColumns = Callable[[str], tuple[int, ...]]
-PairColumn = Callable[[str, str], int | None]
-_TAIL = 3  # words by which a text finds the text from which it has grown
-_GROWN = 4  # maximum number of words by which it has grown
-_NEAR = 8  # words of which its length and its beginning may differ
-_MOST_WORDS, _MOST_TEXTS, _MOST_ALIKE = 256, 512, 8
+def _columns(words: Sequence[str], paired: Sequence[str]) -> list[int]:
+    """Return the columns of `words`, and of the pairs of words next to each other in `paired`.
+
+    A column occurs as often as its features.
+    """
+    found = [column for word in words for column in _word_columns(word)]
+    for pair in pairwise(paired):
+        column = _pair_column(*pair)
+        if column is not None:
+            found.append(column)
+    return found
 
 
-class Sums:
-    """Sums of texts, given as words.
+_FIRST, _NEAR = 3, 8  # words by which the beginning of a text is found near that of an earlier one
 
-    A sum does not depend on earlier texts: the weights are multiples of 2^-24, whose sums are
-    exact in any order.
+
+class _Sum:
+    """The sum of the weights of a text's features, which is moved along while the text grows.
+
+    It does not depend on earlier texts: the weights are multiples of 2^-24, whose sums are exact in
+    any order.
+
+    features: their number. counts: how often each column occurs; empty until the text has grown,
+    because most texts that are scored do not grow.
     """
 
-    def __init__(
-        self, weights: NDArray[np.float64], word_columns: WordColumns, pair_column: PairColumn
-    ) -> None:
-        self._weights = np.round(weights * 2**24) / 2**24
-        self._read: Any = self._weights.data  # reads single numbers quickly
-        self._word_columns, self._pair_column = word_columns, pair_column
-        self._windows: OrderedDict[tuple[str, ...], list[_Window]] = OrderedDict()
-        self._lock = Lock()  # several threads may score
-
-    def of(self, words: list[str]) -> tuple[float, int]:
-        """Return the sum of the weights of the features of a text, and their number."""
-        if not _TAIL <= len(words) <= _MOST_WORDS:
-            return self._from_scratch(words)
-        with self._lock:
-            window, gone = self._before(words)
-            if window is None:
-                # Most texts that are scored do not grow, and nothing is made for their first words.
-                total = self._from_scratch(words)
-                window = _Window(words)
-            else:
-                total = self._moved(window, gone, words)
-            self._remember(window)
-            return total
-
-    def _remember(self, window: _Window) -> None:
-        tail = tuple(window.words[-_TAIL:])
-        windows = self._windows.setdefault(tail, [])
-        windows.append(window)
-        # Many texts may end alike, as with a signature. Each later one would be compared with all.
-        del windows[:-_MOST_ALIKE]
-        self._windows.move_to_end(tail)
-        if len(self._windows) > _MOST_TEXTS:
-            self._windows.popitem(last=False)
-
-    def _from_scratch(self, words: Sequence[str]) -> tuple[float, int]:
-        columns = list(set(self._columns(words, words)))
-        return float(self._weights[columns].sum()), len(columns)
-
-    def _columns(self, words: Sequence[str], paired: Sequence[str]) -> list[int]:
-        """Return the columns of `words`, and of the pairs of words next to each other in `paired`.
-
-        A column occurs as often as its features.
-        """
-        columns = [column for word in words for column in self._word_columns(word)]
-        for pair in pairwise(paired):
-            column = self._pair_column(*pair)
-            if column is not None:
-                columns.append(column)
-        return columns
-
-    def _before(self, words: list[str]) -> tuple[_Window | None, int]:
-        """Take the window of an earlier text that this one continues, if one is known.
-
-        Also return how many of the earlier text's first words this one no longer has.
-        """
-        for end in range(len(words), max(_TAIL, len(words) - _GROWN) - 1, -1):
-            tail = tuple(words[end - _TAIL : end])
-            for window in self._windows.get(tail, ()):
-                gone = window.gone(words)
-                if gone is not None:
-                    self._windows[tail].remove(window)
-                    if not self._windows[tail]:
-                        del self._windows[tail]
-                    return window, gone
-        return None, 0
-
-    def _moved(self, window: _Window, gone: int, words: list[str]) -> tuple[float, int]:
-        """Make a window that of `words`, by what differs; return its sum. gone: see `_before`."""
-        old, kept = window.words, window.kept(gone, words)
-        if kept:
-            end = gone + kept
-            window.remove(self._columns(old[:gone], old[: gone + 1]), self._read)
-            window.remove(self._columns(old[end:], old[end - 1 :]), self._read)
-            window.add(self._columns(words[kept:], words[kept - 1 :]), self._read)
-        else:
-            window.total, window.counts = 0.0, {}
-            window.add(self._columns(words, words), self._read)
-        window.words = words
-        return window.total, len(window.counts)
-
-
-class _Window:
-    """The words of a text. counts: how often each column occurs; empty until the text has grown.
-
-    total: the sum of the weights of all columns.
-    """
-
-    def __init__(self, words: list[str]) -> None:
-        self.words, self.total = words, 0.0
+    def __init__(self, words: list[str], weights: NDArray[np.float64]) -> None:
+        columns = list(set(_columns(words, words)))
+        self.words = words
+        self.total, self.features = float(weights[columns].sum()), len(columns)
         self.counts: dict[int, int] = {}
 
-    def gone(self, words: list[str]) -> int | None:
-        """Return the number of words before the first words of the text `words`.
+    def move(self, words: list[str], weights: Sequence[float]) -> None:
+        """Make this the sum of `words`, by what differs."""
+        old, first = self.words, words[:_FIRST]
+        places = (i for i in range(_NEAR) if old[i : i + _FIRST] == first)
+        gone = next(places, None) if self.counts else None
+        if gone is None:
+            self.total, self.counts = 0.0, {}
+            self._add(_columns(words, words), weights)
+        else:
+            kept = _equal_words(old[gone:], words)
+            end = gone + kept
+            self._remove(_columns(old[:gone], old[: gone + 1]), weights)
+            self._remove(_columns(old[end:], old[end - 1 :]), weights)
+            self._add(_columns(words[kept:], words[kept - 1 :]), weights)
+        self.words, self.features = words, len(self.counts)
 
-        It is None if this text does not have them near its beginning, or is much longer or shorter.
-        """
-        if abs(len(self.words) - len(words)) > _NEAR:
-            return None
-        first = words[:_TAIL]
-        return next((i for i in range(_NEAR) if self.words[i : i + _TAIL] == first), None)
-
-    def kept(self, gone: int, words: list[str]) -> int:
-        """Return the number of words after the first `gone` that the text `words` begins with."""
-        if not self.counts:
-            return 0
-        left = self.words[gone:]
-        if left == words[: len(left)]:
-            return len(left)
-        differ = (at for at, (old, new) in enumerate(zip(left, words, strict=False)) if old != new)
-        return next(differ, min(len(left), len(words)))
-
-    def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
+    def _add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
         for column in columns:
             count = counts.get(column, 0)
@@ -327,7 +250,7 @@ class _Window:
                 self.total += weights[column]
             counts[column] = count + 1
 
-    def remove(self, columns: Sequence[int], weights: Sequence[float]) -> None:
+    def _remove(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
         for column in columns:
             count = counts.pop(column) - 1
@@ -335,6 +258,14 @@ class _Window:
                 counts[column] = count
             else:
                 self.total -= weights[column]
+
+
+def _equal_words(old: list[str], new: list[str]) -> int:
+    """Return the number of words with which both begin."""
+    if old == new[: len(old)]:
+        return len(old)
+    differ = (at for at, (left, right) in enumerate(zip(old, new, strict=False)) if left != right)
+    return next(differ, min(len(old), len(new)))
 
 
 class PocketScorer(ReadingScorer):
@@ -366,12 +297,20 @@ class PocketScorer(ReadingScorer):
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
         self._bias = float(bias[0])
-        self._sums = Sums(by_column, _word_columns, _pair_column)
+        self._weights = np.round(by_column * 2**24) / 2**24
+        self._weight_of: Any = self._weights.data  # reads single numbers quickly
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
 
     def _logit(self, text: str) -> float:
-        total, count = self._sums.of(words_of(text))
-        return total / math.sqrt(count or 1) + self._bias
+        words = words_of(text)
+        features = take(text, self)
+        if features is None:
+            features = _Sum(words, self._weights)
+        else:
+            features.move(words, self._weight_of)
+        logit = features.total / math.sqrt(features.features or 1) + self._bias
+        keep(text, self, features)
+        return logit
