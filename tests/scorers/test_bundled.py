@@ -88,8 +88,8 @@ def saved(path: Path, kind: str, tensors: dict[str, Any], changes: dict[str, Any
         ("pocket", {}, {"fingerprint": ""}, "other features"),
         ("pocket", {"bias": np.array([np.nan])}, {}, "not finite"),
         ("pocket", {"bias": None}, {}, "bias"),
-        ("sentence", {}, {"format": "another"}, "bad metadata: format"),
-        ("exchange", {}, {"offset": math.inf}, "bad metadata: offset"),
+        ("sentence", {}, {"format": "another"}, "1 validation error for Shape"),
+        ("exchange", {}, {"offset": math.inf}, "1 validation error for Shape"),
     ],
 )
 def test_refuses_weights_of_another_kind(

@@ -15,7 +15,7 @@ from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_blank, is_quick, reads_exchanges
-from tide.scorers.languages import StrictLanguageScorer
+from tide.scorers.languages import strict_language
 from tide.scorers.wrappers import (
     CachedScorer,
     MaxScorer,
@@ -118,7 +118,7 @@ def test_strict_language_reads_the_answer() -> None:
     class English(ExchangeScorer):
         languages = ("en",)
 
-    strict = StrictLanguageScorer(English())
+    strict = strict_language(English())
     assert score_texts(strict, [Exchange(german, "Yes.")]).values.tolist() == [len(german) / 1000]
     with pytest.raises(ScorerError, match="reads only English"):
         score_texts(strict, [Exchange("Yes?", german)])

@@ -136,7 +136,7 @@ def test_a_class_that_lacks_something_is_told_to_inherit() -> None:
             load_scorer(begun)
     with pytest.raises(InputError, match=r"NoClose is a class; pass an instance, NoClose\(\)"):
         load_scorer(NoClose)
-    with pytest.raises(InputError, match="expected a name, a scorer or a function"):
+    with pytest.raises(InputError, match="scorer: int has no name, threshold, score, close"):
         load_scorer(3)  # type: ignore[arg-type]
 
 

@@ -62,11 +62,7 @@ def send(scoring: Scoring, texts: Sequence[str], **options: Any) -> asyncio.Futu
 
 def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
     async def inside() -> _T:
-        scoring = Scoring(scorer)
-        try:
-            return await work(scoring)
-        finally:
-            scoring.close()
+        return await work(Scoring(scorer))
 
     return portal.run(inside)
 
@@ -298,19 +294,18 @@ def test_a_scorer_that_is_away_is_the_error_of_all(portal: Portal, error: Scorer
     assert failures(portal, Failing(error), "good", "bad") == [error, error]
 
 
-def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
-    portal: Portal,
-) -> None:
+def test_thread_of_a_call_that_hangs_keeps_no_program_running(portal: Portal) -> None:
     scorer = Lengths()
     scorer.go.clear()
 
-    async def work(scoring: Scoring) -> tuple[asyncio.Future[Scores], Any]:
-        sent = send(scoring, ["aaaa"])
+    async def work(scoring: Scoring) -> list[threading.Thread]:
+        send(scoring, ["aaaa"])
         await reached(scorer)
-        return sent, scoring._threads[0]
+        return [thread for thread in threading.enumerate() if thread.name == "tide scorer"]
 
-    sent, thread = run(portal, scorer, work)
-    assert not sent.done()
+    threads = run(portal, scorer, work)
+    assert all(thread.daemon for thread in threads)
     scorer.go.set()
-    thread.join(10)
-    assert not thread.is_alive()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()

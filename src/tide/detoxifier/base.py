@@ -144,7 +144,6 @@ class DetoxifierBase:
         self._closed = True
         for future in list(self._under_way):
             future.cancel()
-        self._scoring.close()
         self._loaded.close()
 
     def __enter__(self) -> Self:

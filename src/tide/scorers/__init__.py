@@ -38,7 +38,7 @@ REGISTRY = Registry(
         "openai-moderation": "tide.scorers.services:OpenAIModerationScorer",
         "classifier": "tide.scorers.services:ServedClassifier",
         "cache": "tide.scorers.wrappers:CachedScorer",
-        "strict-language": "tide.scorers.languages:StrictLanguageScorer",
+        "strict-language": "tide.scorers.languages:strict_language",
         "windows": "tide.scorers.wrappers:WindowedScorer",
         "max": "tide.scorers.wrappers:MaxScorer",
         "mean": "tide.scorers.wrappers:MeanScorer",
@@ -92,8 +92,6 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
         )
     if callable(scorer) and not isinstance(scorer, Scorer):
         return CallableScorer(scorer)
-    if not hasattr(scorer, "score"):
-        raise InputError(f"scorer: expected a name, a scorer or a function (got {scorer!r})")
     return _complete(scorer, "scorer")
 
 

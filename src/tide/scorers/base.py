@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -351,8 +351,6 @@ class Scores:
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
         """Split the scores into groups of these sizes."""
-        if len(sizes) == 1:
-            return [self]
         parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         return [
             Scores(
@@ -528,7 +526,7 @@ def _answer(scorer: Scorer, score: Callable[[list[Scored]], Any], texts: list[Sc
         if not inspect.isawaitable(answer):
             return answer
         try:
-            return portal_of(scorer, "scorer", ScorerError).run(_awaited, answer)
+            return portal_of(scorer, "scorer", ScorerError).run(lambda: answer)
         finally:
             if (
                 inspect.iscoroutine(answer)
@@ -543,10 +541,6 @@ def _answer(scorer: Scorer, score: Callable[[list[Scored]], Any], texts: list[Sc
         if ends_work(error):
             raise
         raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
-
-
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
 
 
 def validate_scores(name: str, answer: Any, count: int, *, unknown: bool = False) -> Floats:

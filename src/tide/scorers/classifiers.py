@@ -16,8 +16,6 @@ from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
 from tide.scorers.services import check_exclusive, toxic_columns
 
-# Minimum context of a model, in tokens.
-_LEAST_TOKENS = 16
 _BATCH = 64  # windows
 
 
@@ -39,23 +37,20 @@ class HuggingFaceScorer(AttributedScorer):
 
     @checked
     def __init__(self, spec: str, *, device: str = "auto") -> None:
+        from transformers import AutoModelForSequenceClassification  # noqa: PLC0415  (slow import)
+
         model, _, labels = spec.partition("#")
         if not model:
             raise InputError("scorer hf: name a model, as in hf:ID_OR_FOLDER")
-        where = find_device(device)
+        self._device = find_device(device)
         with guarded(ScorerError, f"scorer hf:{model}: cannot be loaded"):
-            self._load(model, labels, where)
-
-    def _load(self, model: str, wanted: str, device: torch.device) -> None:
-        from transformers import AutoModelForSequenceClassification  # noqa: PLC0415  (slow import)
-
-        tokenizer, loaded = load_pretrained(
-            AutoModelForSequenceClassification, model, device, torch.float32
-        )
-        check_tokenizer(tokenizer, len(loaded.get_input_embeddings().weight))
+            tokenizer, loaded = load_pretrained(
+                AutoModelForSequenceClassification, model, self._device, torch.float32
+            )
+            check_tokenizer(tokenizer, len(loaded.get_input_embeddings().weight))
         config = loaded.config
         names = [config.id2label[i] for i in range(len(config.id2label))]
-        toxic = toxic_columns(f"hf:{model}", names, wanted)
+        toxic = toxic_columns(f"hf:{model}", names, labels)
         if config.problem_type == "regression":
             raise InputError(f"scorer hf:{model}: a regression gives no probabilities")
         # As transformers' pipeline decides it.
@@ -72,10 +67,11 @@ class HuggingFaceScorer(AttributedScorer):
         self._tokens = _context_of(loaded, tokenizer)
         if config.pad_token_id is None:  # GPT-2 searches for the last token before the padding
             config.pad_token_id = tokenizer.pad_token_id
-        self._model, self._tokenizer, self._device = loaded, tokenizer, device
+        self._model, self._tokenizer = loaded, tokenizer
         chosen = ",".join(names[i] for i in toxic)
         self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
-        self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
+        with guarded(ScorerError, f"scorer hf:{model}: cannot be used"):
+            self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         read = self._tokenizer(
@@ -111,17 +107,14 @@ class HuggingFaceScorer(AttributedScorer):
 
 
 def _context_of(model: Any, tokenizer: Any) -> int:
-    """Return how many tokens a model reads. Raises ValueError for less than 16."""
+    """Return how many tokens a model reads."""
     positions = getattr(model.config, "max_position_embeddings", 10**9)
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None)
         # RoBERTa and its kin begin to count positions after the padding's.
         if name.endswith("position_embeddings") and padding is not None:
             positions -= padding + 1
-    tokens = int(min(tokenizer.model_max_length, positions))
-    if tokens < _LEAST_TOKENS:
-        raise ValueError(f"its context is {tokens} tokens, less than {_LEAST_TOKENS}")
-    return tokens
+    return int(min(tokenizer.model_max_length, positions))
 
 
 def revision_of(model: str, config: Any) -> str:

@@ -325,9 +325,7 @@ def parts_of(text: str, read: Callable[[str], _Part]) -> list[_Part]:
 
     `read` must be cached. A text that is scored again as it grows is read only where it is new.
     """
-    if len(text) >= _SHORT:
-        return [_read_part(part, read) for part in text.split(" ")]
-    return _parts(text).read(read)
+    return _parts_of(text).read(read)
 
 
 def take(text: str, owner: object) -> Any:
@@ -335,13 +333,16 @@ def take(text: str, owner: object) -> Any:
 
     What is taken may be changed, since no other thread can take it.
     """
-    return _parts(text).take(owner) if len(text) < _SHORT else None
+    return _parts_of(text).take(owner)
 
 
 def keep(text: str, owner: object, value: object) -> None:
-    """Keep a value for `take`."""
-    if len(text) < _SHORT:
-        _parts(text).values[owner] = value
+    """Keep a value for `take`, unless the text is long."""
+    _parts_of(text).values[owner] = value
+
+
+def _parts_of(text: str) -> _Parts:
+    return _parts(text) if len(text) < _SHORT else _Parts(text)
 
 
 def _read_part(part: str, read: Any) -> Any:

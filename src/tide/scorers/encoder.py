@@ -6,18 +6,18 @@ writes: an ONNX graph, run by onnxruntime, whose metadata holds the wordpieces a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import onnxruntime
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tide.core.chat import Chat
-from tide.core.errors import ScorerError, guarded, problem
+from tide.core.errors import ScorerError, guarded
 from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
@@ -34,9 +34,6 @@ _LONGEST_WORD = 100  # as in BERT, a longer word is unknown
 # Only so many characters at the end of a context are read: a window holds fewer wordpieces.
 _LONGEST_CONTEXT = 1200
 
-_Tokens = Annotated[int, Field(ge=8, le=1024)]
-_Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-
 
 class Shape(BaseModel):
     """The sizes of a window, and the map from the network's output to a probability.
@@ -47,35 +44,24 @@ class Shape(BaseModel):
     `scale * output + offset`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Raise the number when the reading of a text changes.
     format: Literal["tide-encoder-1"] = "tide-encoder-1"
-    tokens: _Tokens
-    text: _Tokens
-    scale: _Finite = 1.0
-    offset: _Finite = 0.0
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, str]) -> Shape:
-        """Validate the entry of a file's metadata. Raises ValueError."""
-        try:
-            return cls.model_validate_json(metadata.get(SHAPE, "{}"))
-        except ValidationError as error:
-            raise ValueError(f"bad metadata: {problem(error)}") from None
+    tokens: int
+    text: int
+    scale: float = 1.0
+    offset: float = 0.0
 
 
 class Reader:
     """Turns exchanges into windows of token ids, with BERT's uncased tokenizer.
 
-    pieces: the wordpieces. pair: windows hold the context, too. Raises ValueError if a wordpiece
-    is missing that marks a window.
+    pieces: the wordpieces. pair: windows hold the context, too.
     """
 
     def __init__(self, pieces: Sequence[str], shape: Shape, pair: bool) -> None:
         numbers = {piece: number for number, piece in enumerate(pieces)}
-        if missing := {_UNKNOWN, _FIRST, _LAST} - numbers.keys():
-            raise ValueError(f"its vocabulary lacks {min(missing)}")
         self._shape, self._pair = shape, pair
         self._first, self._last = numbers[_FIRST], numbers[_LAST]
         self._tokenizer = Tokenizer(
@@ -125,8 +111,8 @@ class EncoderScorer(PlainScorer):
 
     A disguised text gets the highest score of its readings.
 
-    weights: a file written by `models/encoder_file.py`. Raises ScorerError if the file is missing
-    or damaged.
+    weights: a file written by `models/encoder_file.py`; the bundled file by default. Raises
+    ScorerError if the file is missing or damaged.
     """
 
     languages = ("en",)
@@ -134,19 +120,18 @@ class EncoderScorer(PlainScorer):
     window = 30  # words, which fit in a window of wordpieces
     kind: str
     inputs: tuple[str, ...]
+    bundled: Path
     _warned = False
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: str | Path | None = None) -> None:
+        weights = Path(weights or self.bundled)
         with guarded(ScorerError, f"{self.kind} scorer: cannot use {weights}"):
             content = weights.read_bytes()
             self._session = _session(content)
             metadata = self._session.get_modelmeta().custom_metadata_map
-            self.shape = Shape.of(metadata)
-            inputs = tuple(tensor.name for tensor in self._session.get_inputs())
-            if inputs != self.inputs:
-                raise ValueError(f"its network reads {inputs}, not {self.inputs}")
+            self.shape = Shape.model_validate_json(metadata.get(SHAPE, "{}"))
             pieces = metadata.get(VOCABULARY, "").split("\n")
-            self.reader = Reader(pieces, self.shape, "types" in inputs)
+            self.reader = Reader(pieces, self.shape, "types" in self.inputs)
             if not np.isfinite(self.outputs([Exchange("a", "a")])).all():
                 raise ValueError("its network computes values that are not finite")
         self.name = f"{self.kind}@{digest(content)}"
@@ -178,41 +163,32 @@ class EncoderScorer(PlainScorer):
         return np.array([self._worst(exchange) for exchange in exchanges], dtype=np.float64)
 
     def _worst(self, exchange: Exchange) -> float:
-        windows = [
-            window
-            for reading in readings(exchange.text)
-            for window in self.reader.windows(exchange._replace(text=reading))
-        ]
-        return float(np.max([self._output(*window) for window in windows]))  # NaN stays NaN
+        """Return the highest output for a window of a reading.
 
-    def _output(self, ids: list[int], start: int) -> float:
-        """Run the network on one window alone.
-
-        Activations are rounded by the largest of a run, and no other text may change them.
+        Each window is run alone, because activations are rounded by the largest of a run, and no
+        other text may change them.
         """
-        types = [0] * start + [1] * (len(ids) - start)
-        values = {"ids": np.array([ids]), "types": np.array([types])}
-        (outputs,) = self._session.run(None, {name: values[name] for name in self.inputs})
-        return float(outputs[0])
+        outputs = []
+        for reading in readings(exchange.text):
+            for ids, start in self.reader.windows(exchange._replace(text=reading)):
+                types = [0] * start + [1] * (len(ids) - start)
+                values = {"ids": np.array([ids]), "types": np.array([types])}
+                inputs = {name: values[name] for name in self.inputs}
+                outputs.append(self._session.run(None, inputs)[0][0])
+        return float(np.max(outputs))  # NaN stays NaN
 
 
 class SentenceScorer(EncoderScorer):
     """Reads texts. It learned from other texts than `pocket` and `exchange`."""
 
-    kind, inputs = "sentence", ("ids",)
-
-    def __init__(self, weights: str | Path = SENTENCE) -> None:
-        super().__init__(Path(weights))
+    kind, inputs, bundled = "sentence", ("ids",), SENTENCE
 
 
 class ExchangeScorer(EncoderScorer):
     """Reads an answer with what it answers, such as an agreement with a toxic line."""
 
-    kind, inputs = "exchange", ("ids", "types")
+    kind, inputs, bundled = "exchange", ("ids", "types"), EXCHANGE
     reads = "exchange"
-
-    def __init__(self, weights: str | Path = EXCHANGE) -> None:
-        super().__init__(Path(weights))
 
 
 def _session(content: bytes) -> onnxruntime.InferenceSession:

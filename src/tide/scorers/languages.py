@@ -240,24 +240,26 @@ def _sample(context: Any, folded: str, end: int) -> str:
     return f"{context[-_BEFORE:]}\n{beginning}" if context else beginning
 
 
-class StrictLanguageScorer(ScorerWrapper):
-    """Refuses texts plainly not English if `scorer` reads only English."""
+def strict_language(scorer: Scorer) -> Scorer:
+    """Refuse texts plainly not English if `scorer` reads only English."""
+    return _StrictLanguage(scorer) if languages_of(scorer) == ("en",) else scorer
+
+
+class _StrictLanguage(ScorerWrapper):
+    """See `strict_language`."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
-        self._is_english = self.languages == ("en",)
-        if self._is_english:
-            self.name = f"strict-language:{scorer.name}"
+        self.name = f"strict-language:{scorer.name}"
         if (screen := screen_of(scorer)) is not None:
-            self.screen = StrictLanguageScorer(screen)
+            self.screen = strict_language(screen)
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        if self._is_english:
-            for exchange in texts:
-                language = language_of(readings(exchange.alone)[0])
-                if language not in ("", "en"):
-                    raise ScorerError(
-                        f"scorer {self.name}: reads only English, and a text is mostly in another "
-                        f"language ({language}); use a scorer that knows it ({MULTILINGUAL})"
-                    )
+        for exchange in texts:
+            language = language_of(readings(exchange.alone)[0])
+            if language not in ("", "en"):
+                raise ScorerError(
+                    f"scorer {self.name}: reads only English, and a text is mostly in another "
+                    f"language ({language}); use a scorer that knows it ({MULTILINGUAL})"
+                )
         return super().score_attributes(texts)

@@ -20,7 +20,6 @@ from typing import Any
 
 import mmh3
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
@@ -199,12 +198,12 @@ def _columns(words: Sequence[str], paired: Sequence[str]) -> list[int]:
 
     A column occurs as often as its features.
     """
-    found = [column for word in words for column in _word_columns(word)]
+    columns = [column for word in words for column in _word_columns(word)]
     for pair in pairwise(paired):
         column = _pair_column(*pair)
         if column is not None:
-            found.append(column)
-    return found
+            columns.append(column)
+    return columns
 
 
 _FIRST, _NEAR = 3, 8  # words by which the beginning of a text is found near that of an earlier one
@@ -220,10 +219,10 @@ class _Sum:
     because most texts that are scored do not grow.
     """
 
-    def __init__(self, words: list[str], weights: NDArray[np.float64]) -> None:
-        columns = list(set(_columns(words, words)))
-        self.words = words
-        self.total, self.features = float(weights[columns].sum()), len(columns)
+    def __init__(self, words: list[str], weights: Sequence[float]) -> None:
+        columns = set(_columns(words, words))
+        self.words, self.features = words, len(columns)
+        self.total = sum(weights[column] for column in columns)
         self.counts: dict[int, int] = {}
 
     def move(self, words: list[str], weights: Sequence[float]) -> None:
@@ -297,8 +296,7 @@ class PocketScorer(ReadingScorer):
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
         self._bias = float(bias[0])
-        self._weights = np.round(by_column * 2**24) / 2**24
-        self._weight_of: Any = self._weights.data  # reads single numbers quickly
+        self._weights: Any = (np.round(by_column * 2**24) / 2**24).data  # reads numbers quickly
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:
@@ -306,11 +304,11 @@ class PocketScorer(ReadingScorer):
 
     def _logit(self, text: str) -> float:
         words = words_of(text)
-        features = take(text, self)
-        if features is None:
-            features = _Sum(words, self._weights)
+        summed: _Sum | None = take(text, self)
+        if summed is None:
+            summed = _Sum(words, self._weights)
         else:
-            features.move(words, self._weight_of)
-        logit = features.total / math.sqrt(features.features or 1) + self._bias
-        keep(text, self, features)
+            summed.move(words, self._weights)
+        logit = summed.total / math.sqrt(summed.features or 1) + self._bias
+        keep(text, self, summed)
         return logit

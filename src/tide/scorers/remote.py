@@ -17,7 +17,6 @@ from pydantic_core import from_json
 
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import (
-    EnvironmentVariableError,
     InputError,
     ScorerError,
     ScorerRefusedError,
@@ -38,16 +37,15 @@ from tide.scorers.base import (
 class Pace:
     """Allows at most `per_second` requests to start a second, evenly spaced, without bursts."""
 
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_second: float) -> None:
         self.per_second = per_second
-        self._clock = clock
-        self._next = clock()
+        self._next = time.monotonic()
         self._lock = threading.Lock()
 
     def reserve(self) -> float:
         """Reserve a start. Returns the seconds until then."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             start = max(now, self._next)
             self._next = start + 1 / self.per_second
             return start - now
@@ -55,12 +53,11 @@ class Pace:
     def pause(self, seconds: float) -> None:
         """Allow no start for `seconds`, because the service asked for a pause."""
         with self._lock:
-            self._next = max(self._next, self._clock() + seconds)
+            self._next = max(self._next, time.monotonic() + seconds)
 
 
 # Longest pause to wait for, in seconds; a service that asks for a longer pause is unavailable.
 _LONGEST_PAUSE = 120.0
-_MOST_AT_ONCE = 100  # requests, by default
 # One pace for each rate of a service in this process, because all scorers of a service share a
 # quota, unless they are given rates of their own.
 _PACES: dict[tuple[str, float], Pace] = {}
@@ -79,18 +76,16 @@ _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 Rate = Annotated[float, Field(ge=1e-4, le=10_000, allow_inf_nan=False)]
-Concurrency = Annotated[int, Field(ge=1, le=1000)]
-Attempts = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RemoteScorer(AttributedScorer):
     """Base of scorers that query a service; subclasses define one request.
 
     Requests start evenly spaced at `queries_per_second` (default: the environment variable named
-    by `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as
-    start in a second, at most 100). A request that fails temporarily is repeated, up to `attempts`
-    times in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds
-    for one request with its whole answer.
+    by `rate_variable`, else `usual_rate`), as many at a time as start in a second, but at most
+    `most_at_once`. A request that fails temporarily is repeated, up to `attempts` times in all,
+    after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds for one request
+    with its whole answer (default: `usual_timeout`).
 
     attributes: names of the service's other scores; see `tide.scorers.base`. check: what an
     error asks the user to check after a refusal. tells_codes: whether errors may quote the
@@ -102,6 +97,8 @@ class RemoteScorer(AttributedScorer):
     batch_size = 1
     rate_variable = ""
     usual_rate = 1.0
+    most_at_once = 100
+    usual_timeout = 30.0
     check = "the key and the address"
     tells_codes: ClassVar[bool] = True
     _key: SecretStr | None = None
@@ -114,18 +111,16 @@ class RemoteScorer(AttributedScorer):
         url: str,
         *,
         queries_per_second: Rate | None = None,
-        concurrency: Concurrency | None = None,
-        timeout: Seconds = 30.0,
-        attempts: Attempts = 6,
+        timeout: Seconds | None = None,
+        attempts: Annotated[int, Field(ge=1, le=1000)] = 6,
         backoff: Seconds = 1.0,
     ) -> None:
         self.name = name
         self._url = url
-        self._timeout = timeout
+        self._timeout = timeout or self.usual_timeout
         rate = self._rate() if queries_per_second is None else queries_per_second
         self._pace = _PACES.setdefault((place_of(url), rate), Pace(rate))
-        at_once = concurrency or math.ceil(min(rate, _MOST_AT_ONCE))
-        self._gate = asyncio.Semaphore(at_once)
+        self._gate = asyncio.Semaphore(math.ceil(min(rate, self.most_at_once)))
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
         self._opened: Client | None = None
@@ -143,9 +138,7 @@ class RemoteScorer(AttributedScorer):
             return TypeAdapter(Rate).validate_python(text)
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise EnvironmentVariableError(
-                f"{self.rate_variable}: {problem} (got {text!r})"
-            ) from None
+            raise InputError(f"{self.rate_variable}: {problem} (got {text!r})") from None
 
     def _client(self) -> Client:
         """Create the client for all requests, which sends the key as a bearer token."""
@@ -184,21 +177,18 @@ class RemoteScorer(AttributedScorer):
         if reply.status == 200:
             return reply.parse(kind)
         codes = codes_of(reply) if self.tells_codes else []
-        where = [f"at {path}"] if reply.status in (404, 405) else []
+        redirects = 300 <= reply.status < 400
+        where = [f"at {path}"] if redirects or reply.status in (404, 405) else []
         problem = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
         if reply.passing and not final:
             raise ServerFailed(problem, status=reply.status, pause=reply.pause(0.0))
         problem = f"scorer {self.name}: {problem}"
-        if 300 <= reply.status < 400:
-            raise ScorerRefusedError(
-                f"{problem}: the server redirects to another address; give the final address"
-            )
         if reply.status == 413:
             raise ScorerError(
                 f"{problem}: a text is longer than the model's context; use windows:SCORER"
             )
-        if final or reply.status in _REFUSED:
+        if final or redirects or reply.status in _REFUSED:
             raise ScorerRefusedError(f"{problem}; check {self.check}")
         raise ScorerError(f"{problem} ({_size(texts)})")
 
@@ -300,10 +290,7 @@ def url_from(variable: str, url: str | None, default: str) -> str:
     """Return the base URL `url`, else the URL in the environment, else the default."""
     if url:
         return base_url(url, "url")
-    try:
-        return base_url(os.environ.get(variable) or default, variable)
-    except InputError as error:
-        raise EnvironmentVariableError(str(error)) from None
+    return base_url(os.environ.get(variable) or default, variable)
 
 
 def codes_of(reply: Reply) -> list[str]:
@@ -324,9 +311,6 @@ def place_of(url: str) -> str:
     return url.partition("://")[2]
 
 
-_USUAL = {"concurrency": 8, "timeout": 60.0}
-
-
 class SelfHostedScorer(RemoteScorer):
     """Base of scorers that query a self-hosted server, given by its address.
 
@@ -341,12 +325,12 @@ class SelfHostedScorer(RemoteScorer):
     served = "the served model"
     batch_size = 32
     usual_rate = 100.0
+    most_at_once = 8
+    usual_timeout = 60.0
     tells_codes = False  # codes may repeat the text
 
     def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
-        if not url:
-            raise InputError(f"scorer {name}: give the server's address, as in {name}:http://HOST")
         self.rate_variable = f"{self.family}_QPS"
         self.check = f"{self.family}_API_KEY, the address and {self.served}"
         self._key = read_key(f"{self.family}_API_KEY", key)
-        super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})
+        super().__init__(name, base_url(url, f"scorer {name}"), **options)

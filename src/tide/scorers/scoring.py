@@ -1,19 +1,17 @@
 """Batches the texts of many coroutines into few scorer calls.
 
-A quick scorer is called in the coroutines' event loop, a scorer whose calls may run side by side in
-up to eight threads, and any other scorer in one thread.
+A quick scorer is called in the coroutines' event loop, and any other scorer in a thread: one call
+at a time, or up to eight if its calls may run side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
@@ -50,7 +48,7 @@ _Results = list[tuple[_Request, Scores | TideError]]
 class Scoring:
     """Sends texts to `scorer`. Call its methods from a single event loop.
 
-    Texts that arrive while all threads are busy are sent together in the next call. Equal texts of
+    Texts that arrive while no other call may run are sent together in the next one. Equal texts of
     a call are sent once, cancelled texts are not sent, and a text that the scorer rejects fails
     only its request.
 
@@ -63,12 +61,9 @@ class Scoring:
         # The scorer to call, and whether it is quick, by whether the screen is enough.
         self._used = {False: (scorer, is_quick(scorer)), True: (screen, is_quick(screen))}
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
-        self._slow: list[_Request] = []  # wait for a thread
+        self._slow: list[_Request] = []  # wait for a call
         self._most_calls = _MOST_CALLS if is_concurrent(scorer) else 1
         self._running = 0  # calls
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        weakref.finalize(self, self._calls.put, None).atexit = False
 
     def send(
         self,
@@ -90,10 +85,6 @@ class Scoring:
             asyncio.get_running_loop().call_soon(call)
         return future
 
-    def close(self) -> None:
-        """End the threads after their current calls, if any."""
-        self._calls.put(None)
-
     def _score_now(self) -> None:
         """Score the texts for a quick scorer."""
         sent = [request for request in self._quick if not request.future.done()]
@@ -101,7 +92,7 @@ class Scoring:
         _answer(_score(sent))
 
     def _call(self) -> None:
-        """Let a thread score the other texts, if one is idle."""
+        """Let a thread score the other texts, if another call may run."""
         self._slow = [request for request in self._slow if not request.future.done()]
         if self._running == self._most_calls or not self._slow:
             return
@@ -123,14 +114,8 @@ class Scoring:
         for request in sent:
             request.future.add_done_callback(abort_if_all_done)
 
-        if len(self._threads) < self._running:
-            # A daemon thread, so that a scorer that hangs does not keep the program running.
-            thread = threading.Thread(
-                target=_serve, args=(self._calls,), name="tide scorer", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        self._calls.put(call)
+        # A daemon thread, so that a scorer that hangs does not keep the program running.
+        threading.Thread(target=call, name="tide scorer", daemon=True).start()
 
     def _deliver(self, results: _Results) -> None:
         self._running -= 1
@@ -147,13 +132,6 @@ def _answer(results: _Results) -> None:
             request.future.exception()  # read, or asyncio logs it if nobody awaits the future
         else:
             request.future.set_result(result)
-
-
-def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # `call` refers to the Scoring, whose deletion ends this thread
-    calls.put(None)  # ends the next thread
 
 
 def _score(sent: Sequence[_Request]) -> _Results:

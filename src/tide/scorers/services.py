@@ -123,7 +123,7 @@ class OpenAIModerationScorer(RemoteScorer):
 
     batch_size = 32
     rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
-    check = "OPENAI_API_KEY, its credit, and the model's name"
+    check = "OPENAI_API_KEY, its credit, the model's name and the address"
 
     @checked
     def __init__(
@@ -276,11 +276,9 @@ class ServedClassifier(SelfHostedScorer):
 
     def _about(self, path: str, kind: type[_Parsed]) -> _Parsed:
         """Return what the server says about its model."""
-
-        async def ask(client: Client) -> _Parsed:
-            return await self._request(client, path, kind)
-
-        about: _Parsed = self.portal.run(self._persistently, ask)
+        about: _Parsed = self.portal.run(
+            self._persistently, lambda client: self._request(client, path, kind)
+        )
         return about
 
     def _choose_labels(self, info: _Info, address: str, wanted: str) -> None:

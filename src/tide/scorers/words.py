@@ -49,14 +49,11 @@ class LexiconScorer(ReadingScorer):
     _readings = staticmethod(readings_in_all_scripts)
 
     def __init__(self, path: str = "") -> None:
-        try:
-            if path:
-                listed = as_text(read_whole(Path(path)), path)
-            else:
-                require("better_profanity", extra="profanity")
-                listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
-        except InputError as error:
-            raise InputError(f"scorer lexicon: {error}") from None
+        if path:
+            listed = as_text(read_whole(Path(path)), f"scorer lexicon: {path}")
+        else:
+            require("better_profanity", extra="profanity")
+            listed = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8")
         lines = [line.strip() for line in listed.splitlines()]
         read = {reading for line in lines for reading in readings_in_all_scripts(line)}
         words = sorted({spelling for reading in read for spelling in _spellings(reading)} - {""})

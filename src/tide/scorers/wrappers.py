@@ -218,9 +218,7 @@ class FallbackScorer(ScorerWrapper):
         self, scorers: Sequence[Scorer], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if len(scorers) != 2:
-            raise InputError(
-                "scorer fallback: needs two scorers, as in fallback:perspective,pocket"
-            )
+            raise InputError("scorer fallback: needs two scorers, as in fallback:hf:ID,pocket")
         super().__init__(*scorers)
         first, self._second = scorers
         self.name = f"fallback:{first.name},{self._second.name}"
@@ -266,6 +264,7 @@ CREATE TABLE IF NOT EXISTS texts (
     key BLOB PRIMARY KEY, score REAL NOT NULL, attributes TEXT
 ) STRICT;
 """
+_QUERY = "SELECT score, attributes FROM texts WHERE key = ?"
 
 
 class CachedScorer(ScorerWrapper):
@@ -298,16 +297,20 @@ class CachedScorer(ScorerWrapper):
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         keys = list(map(self._key, texts))
         text_of_key = dict(zip(keys, texts, strict=True))
+        known: dict[bytes, TextScore] = {}
         with self._opened() as database:
-            known = _read(database, list(text_of_key))
+            for key in text_of_key:
+                row = database.execute(_QUERY, (key,)).fetchone()
+                if row is not None:
+                    known[key] = TextScore(row[0], json.loads(row[1]))
         unknown = [key for key in text_of_key if key not in known]
         for start in range(0, len(unknown), _CHUNK):
             chunk = unknown[start : start + _CHUNK]
             scores = score_texts(self._scorer, [text_of_key[key] for key in chunk])
-            fresh = dict(zip(chunk, scores.rows(), strict=True))
-            with self._opened() as database:
-                _write(database, fresh)
-            known |= fresh
+            known |= zip(chunk, scores.rows(), strict=True)
+            rows = [(key, known[key].value, json.dumps(known[key].attributes)) for key in chunk]
+            with self._opened() as database, database:  # a transaction
+                database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)
         stored = Attributed.of([known[key] for key in keys], self.attributes)
         # The file may be damaged.
         return validated_answer(self, self.attributes, stored, len(texts))
@@ -337,20 +340,3 @@ class CachedScorer(ScorerWrapper):
                 f"cache {self.path} cannot be used: {first_line(error)}; delete the file or "
                 "choose another file with TIDE_CACHE"
             ) from error
-
-
-def _read(database: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, TextScore]:
-    """Return the stored scores."""
-    known = {}
-    for key in keys:
-        query = "SELECT score, attributes FROM texts WHERE key = ?"
-        row = database.execute(query, (key,)).fetchone()
-        if row is not None:
-            known[key] = TextScore(row[0], json.loads(row[1]))
-    return known
-
-
-def _write(database: sqlite3.Connection, scores: dict[bytes, TextScore]) -> None:
-    rows = [(key, score.value, json.dumps(score.attributes)) for key, score in scores.items()]
-    with database:  # a transaction
-        database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)

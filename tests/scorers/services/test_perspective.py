@@ -31,7 +31,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 
 def quick(**options: Any) -> PerspectiveScorer:
-    defaults = {"queries_per_second": 5000, "concurrency": 4, "attempts": 3, "backoff": 0.001}
+    defaults = {"queries_per_second": 5000, "attempts": 3, "backoff": 0.001}
     return PerspectiveScorer(**{**defaults, **options})
 
 
