@@ -30,7 +30,6 @@ from tide.scorers.base import (
     score_groups,
 )
 from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
-from tide.server.scoring import perspective_name
 
 TEXTS = ["one text", "another", "a third one"]
 N = len(TEXTS)
@@ -349,10 +348,3 @@ def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
     assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
     mean = score_texts(MeanScorer([both, threat_only]), SENTENCES)
     assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
-
-
-def test_names_in_perspective_s_protocol() -> None:
-    names = ("toxic", "severe_toxicity", "identity_hate", "sexual explicit", "threat")
-    assert [perspective_name(name) for name in names] == [
-        "TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "SEXUALLY_EXPLICIT", "THREAT",
-    ]  # fmt: skip

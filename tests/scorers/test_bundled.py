@@ -18,7 +18,7 @@ from tests.scorers.test_encoder import KINDS, small
 from tests.scorers.test_pocket import TEXTS
 from tide import pocket
 from tide.core.errors import ScorerError
-from tide.scorers import Scorer, load_scorer
+from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange, reads_exchanges
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 
@@ -47,6 +47,32 @@ def test_they_name_their_revision_and_are_small(scorer: Scorer) -> None:
     assert scorer.threshold == 0.5
     path, most = FILES[name]
     assert path.stat().st_size <= most
+
+
+# Plain, disguised and neutral texts; what they score changes only with the weights or the reading.
+GOLDEN_TEXTS = [
+    "Thank you, I hope you have a lovely day.",
+    "You are a stupid idiot.",
+    "Y0u are a st*pid \u0456di&#111;t!!!",
+    "s t u p i d people, sooooo many",
+    "A gay Muslim woman took bus 455 from Scunthorpe.",
+    "It\u2019s caf\u00e9 time, see https://example.org/idiot",
+]
+GOLDEN = {
+    "pocket": [0.002059, 0.999999, 0.999994, 0.993423, 0.018826, 0.759879],
+    "sentence": [0.002761, 0.860821, 0.852892, 0.745750, 0.008988, 0.541413],
+    "exchange": [0.003777, 0.929423, 0.877626, 0.011433, 0.002729, 0.138325],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_scores_are_golden(name: str) -> None:
+    scorer = load_scorer(name)
+    exchanges = [Exchange("How is it?", text) for text in GOLDEN_TEXTS]
+    # The networks' integers are multiplied otherwise on another processor.
+    tolerance = 1e-5 if name == "pocket" else 0.03
+    scores = score_texts(scorer, exchanges).values
+    assert scores == pytest.approx(GOLDEN[name], abs=tolerance)
 
 
 def test_a_score_does_not_depend_on_the_batch(scorer: Scorer) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.probes import LIMITS
 
 from tests.scorers.test_pocket import FRIENDLY
 from tests.scripts.loading import load_script
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.scorers.base import Exchange
-from tide.scorers.encoder import EncoderScorer, ExchangeScorer, Reader, SentenceScorer, Shape
+from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "house", "garden", "street", "quiet", "##s", "a"]
 SHAPE = Shape(tokens=24, text=14)
@@ -156,21 +155,3 @@ def test_the_same_words_are_toxic_after_one_line_and_not_after_another(
     )
     assert toxic > 0.5
     assert harmless < 0.2
-
-
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [
-        ("plain insults", 0.9),
-        ("negation", 0.9),
-        ("counter-speech", 0.9),
-        ("quotation", 0.9),
-        ("neutral about groups", 0.95),
-        ("threats", 0.6),
-        ("implicit hate", 0.7),
-    ],
-)
-def test_reads_sentences(sentence: EncoderScorer, name: str, least: float) -> None:
-    (limit,) = [limit for limit in LIMITS if limit.name == name]
-    right = (sentence.score(limit.sentences) >= 0.5) == limit.toxic
-    assert right.mean() >= least

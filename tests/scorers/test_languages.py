@@ -149,23 +149,6 @@ def test_words_between_spaces_hold_the_terms_of_the_text(words: list[str]) -> No
     assert languages._holds_term_between_spaces(text) == holds
 
 
-@pytest.mark.usefixtures("lists")
-def test_a_growing_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each text only the new word is read, and what follows the beginning of a term."""
-    read = 0
-
-    def folded(text: str) -> str:
-        nonlocal read
-        read += len(text)
-        return text.casefold()
-
-    monkeypatch.setattr(languages, "_folded", folded)
-    words = [f"alte word{number}" if number % 40 == 0 else f"word{number}" for number in range(200)]
-    for end in range(len(words)):
-        assert not holds_listed_word(Exchange("", " ".join(words[: end + 1])))
-    assert read < 6 * len(" ".join(words))
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.probes import DISGUISES
 from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.metrics import roc_auc_score
 
-from models import train_pocket_scorer
 from tests.generated import examples
 from tide.pocket import PEOPLE as PEOPLE_FILE
 from tide.scorers import disguises, pocket
@@ -30,11 +24,8 @@ from tide.scorers.pocket import (
     words_of,
 )
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
 TEXTS = [FRIENDLY, "", "and then she opened the door", "THE END!!!", "\u4f60\u597d", "a" * 5000]
-
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data folder at {DATA}")
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +36,6 @@ def scorer() -> PocketScorer:
 @pytest.fixture(scope="module")
 def forgetful() -> PocketScorer:
     return PocketScorer()
-
-
-def recorded(model: str) -> dict[str, float]:
-    """A model's distinct completions of 3 or more characters, with their Perspective scores."""
-    scores = {}
-    for path in sorted((DATA / "paper" / "recorded" / model).glob("*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for record in json.load(file):
-                pairs = zip(record["completions"], record["toxicity_scores"], strict=True)
-                scores.update({t: s for t, s in pairs if len("".join(t.split())) >= 3})
-    return scores
 
 
 def vectorizer() -> HashingVectorizer:
@@ -77,50 +57,6 @@ def test_columns_are_those_of_the_vectorizer(text: str) -> None:
     """Training uses scikit-learn's vectorizer. Columns may collide."""
     expected = np.unique(vectorizer().transform([text]).indices)
     np.testing.assert_array_equal(columns(text), expected)
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("model", "area", "correlation", "agreeing"),
-    [
-        ("gpt2-large", 0.975, 0.89, 0.94),
-    ],
-)
-def test_agrees_with_recorded_perspective_scores(
-    scorer: PocketScorer, model: str, area: float, correlation: float, agreeing: float
-) -> None:
-    """Each model has its own limits, because models write differently."""
-    pairs = dict([*recorded(model).items()][::5])
-    toxic = np.array(list(pairs.values())) > 0.5
-    scores = scorer.score(list(pairs))
-    assert roc_auc_score(toxic, scores) >= area
-    assert np.corrcoef(scores, list(pairs.values()))[0, 1] >= correlation
-    assert ((scores > 0.5) == toxic).mean() >= agreeing
-
-
-@needs_data
-@pytest.mark.nightly
-def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
-    """Recall on toxic texts outside the training data drops by at most 10 points."""
-    labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
-    held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
-    texts = [labelled.texts[i] for i in held_out[::9]]
-    plain = (scorer.score(texts) >= 0.5).mean()
-    assert plain >= 0.88
-    for disguise in DISGUISES.values():
-        disguised = [disguise(text, i) for i, text in enumerate(texts)]
-        assert (scorer.score(disguised) >= 0.5).mean() >= plain - 0.1
-
-
-@needs_data
-def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer) -> None:
-    """The earlier revision had 4% at or above 0.5, and 26% at or above 0.2."""
-    prose = train_pocket_scorer.read_ordinary(DATA, None, "report")
-    scores = scorer.score(prose["wikipedia"][::10])
-    assert len(scores) > 400
-    assert (scores >= 0.5).mean() <= 0.005
-    assert (scores >= 0.2).mean() <= 0.03
-    assert (scorer.score(prose["replies"][::10]) >= 0.2).mean() <= 0.03
 
 
 def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None:

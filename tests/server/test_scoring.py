@@ -24,6 +24,7 @@ from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer
 from tide.server.limits import Limits
+from tide.server.scoring import perspective_name
 from tide.server.telemetry import MeasuredScorer, Metrics
 
 KEY = "the-key-of-these-tests"
@@ -375,3 +376,10 @@ def test_one_command_stands_in_for_perspective() -> None:
 def test_the_engine_without_a_model_refuses_every_prompt() -> None:
     with load_engine("none", "none") as engine, pytest.raises(InputError, match="has no model"):
         engine.tokenize(["Hello"])
+
+
+def test_names_in_perspective_s_protocol() -> None:
+    names = ("toxic", "severe_toxicity", "identity_hate", "sexual explicit", "threat")
+    assert [perspective_name(name) for name in names] == [
+        "TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "SEXUALLY_EXPLICIT", "THREAT",
+    ]  # fmt: skip

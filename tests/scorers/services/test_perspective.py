@@ -14,9 +14,8 @@ from tests.scorers.services.stand_ins import (
     running,
     toxicity,
 )
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import InputError
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_nearly_empty
 from tide.scorers.services import PerspectiveScorer
 
 KEY = "AIza-Not_A-Real-Key-0123456789"
@@ -36,39 +35,20 @@ def quick(**options: Any) -> PerspectiveScorer:
 
 
 def test_speaks_the_wire_format(service: Service) -> None:
-    scorer = quick()
+    scorer = quick(attribute="INSULT,THREAT")
     texts = ["one text", "another one", "one text"]
     scores = score_texts(scorer, texts).values
     assert scores == pytest.approx([toxicity(text) for text in texts])
-    assert scorer.name == f"perspective:TOXICITY@127.0.0.1:{service.server_port}"
+    assert scorer.name == f"perspective:INSULT,THREAT@127.0.0.1:{service.server_port}"
     sent = {request["body"]["comment"]["text"]: request for request in service.requests}
     assert len(service.requests) == len(sent) == 2
     assert sent["one text"]["path"] == f"/v1alpha1/comments:analyze?key={KEY}"
     assert sent["one text"]["body"] == {
         "comment": {"text": "one text"},
         "languages": ["en"],
-        "requestedAttributes": {"TOXICITY": {}},
+        "requestedAttributes": {"INSULT": {}, "THREAT": {}},
         "doNotStore": True,
     }
-
-
-def test_other_attributes(service: Service) -> None:
-    scorer = load_scorer("perspective:INSULT,THREAT")
-    assert scorer.name.startswith("perspective:INSULT,THREAT@")
-    assert scorer.score(["a text"]) == pytest.approx([toxicity("a text")])
-    assert list(service.requests[0]["body"]["requestedAttributes"]) == ["INSULT", "THREAT"]
-
-
-def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service) -> None:
-    """The service's refusal is never a score; nearly empty texts may be left out."""
-    service.answer = lambda number: "empty if dots"
-    for skip in (is_nearly_empty, None):
-        with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 5\)$"):
-            score_texts(quick(), ["first", "....."], skip)
-    scores = score_texts(quick(), ["first", ".."], is_nearly_empty)
-    assert scores.values == pytest.approx([toxicity("first"), 0.0])
-    with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 2\)$"):
-        score_texts(quick(), ["first", ".."])
 
 
 @pytest.mark.parametrize(
