@@ -148,7 +148,7 @@ def test_scores_of_a_growing_text_are_those_from_scratch(
         for length in (5, 15):
             text = " ".join(words[-length:])
             assert scorer.score([text]) == forgetful.score([text])
-            disguises.take(text, forgetful)  # what it keeps of the text
+            disguises.parts_of(text).take(forgetful)  # what it keeps of the text
 
 
 @examples(30, 2000)
@@ -180,7 +180,7 @@ def test_parts_of_a_growing_text_are_those_from_scratch(
         words = [*words[: max(0, len(words) - rewound)], *more]
         for length in (5, 15, 100):
             text = " ".join(words[-length:])
-            assert disguises.parts_of(text, UPPER) == text.upper().split(" ")
+            assert disguises.parts_of(text).read(UPPER) == text.upper().split(" ")
 
 
 def test_growing_text_is_read_only_where_it_is_new() -> None:
@@ -193,5 +193,5 @@ def test_growing_text_is_read_only_where_it_is_new() -> None:
 
     words = [f"word{number}" for number in range(300)]
     for end in range(2, 300):
-        disguises.parts_of(" ".join(words[max(0, end - 100) : end]), reading)
+        disguises.parts_of(" ".join(words[max(0, end - 100) : end])).read(reading)
     assert len(read) < 4 * 300

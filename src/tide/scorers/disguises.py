@@ -296,7 +296,7 @@ class Vocabulary(NamedTuple):
 
 
 # Texts that may grow, by the last characters before their last part.
-_newest: OrderedDict[str, list[_Parts]] = OrderedDict()
+_newest: OrderedDict[str, list[Parts]] = OrderedDict()
 
 
 @cache
@@ -317,32 +317,7 @@ def vocabulary() -> Vocabulary:
 
 def unmasked(text: str) -> str:
     """Return `text` with its masked and lengthened profanities in plain letters."""
-    return " ".join(parts_of(text, _without_masks))
-
-
-def parts_of(text: str, read: Callable[[str], _Part]) -> list[_Part]:
-    """Read the parts of a text between spaces.
-
-    `read` must be cached. A text that is scored again as it grows is read only where it is new.
-    """
-    return _parts_of(text).read(read)
-
-
-def take(text: str, owner: object) -> Any:
-    """Take what `owner` kept of this text, or of that from which it has grown; None if nothing.
-
-    What is taken may be changed, since no other thread can take it.
-    """
-    return _parts_of(text).take(owner)
-
-
-def keep(text: str, owner: object, value: object) -> None:
-    """Keep a value for `take`, unless the text is long."""
-    _parts_of(text).values[owner] = value
-
-
-def _parts_of(text: str) -> _Parts:
-    return _parts(text) if len(text) < _SHORT else _Parts(text)
+    return " ".join(parts_of(text).read(_without_masks))
 
 
 def _read_part(part: str, read: Any) -> Any:
@@ -350,8 +325,10 @@ def _read_part(part: str, read: Any) -> Any:
     return read(part) if is_short else read.__wrapped__(part)
 
 
-class _Parts:
-    """The parts of a text, and what was read of them.
+class Parts:
+    """The parts of a text between spaces, and what was read of them.
+
+    A text that is scored again as it grows is read only where it is new.
 
     older: a text that ended a few words earlier; its parts from `gone` on, except the first and the
     last of them, are parts of this text, too. values: what `read` returned, and what was kept.
@@ -360,7 +337,7 @@ class _Parts:
     def __init__(self, text: str) -> None:
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
         self.values: dict[Any, Any] = {}
-        self._older: _Parts | None = None
+        self._older: Parts | None = None
         self.parts: list[str]
         head = self.head
         for _ in range(_MOST_NEW):
@@ -376,7 +353,7 @@ class _Parts:
         self.parts = text.split(" ")
 
     def read(self, read: Callable[[str], _Part]) -> list[_Part]:
-        """Return what `read` returns for each part."""
+        """Return what `read`, which must be cached, returns for each part."""
         values: list[_Part] | None = self.values.get(read)
         if values is None:
             older = self._older
@@ -390,24 +367,38 @@ class _Parts:
         return values
 
     def take(self, owner: object) -> Any:
+        """Take what `owner` kept of this text, or of the older one; None if nothing.
+
+        What is taken may be changed, since no other thread can take it.
+        """
         value = self.values.pop(owner, None)
-        older = self._older
-        return older.values.pop(owner, None) if value is None and older is not None else value
+        if value is None and self._older is not None:
+            value = self._older.values.pop(owner, None)
+        return value
+
+    def keep(self, owner: object, value: object) -> None:
+        """Keep a value for `take`."""
+        self.values[owner] = value
 
     def _joined(self, older: list[Any], first: Any, new: list[Any]) -> list[Any]:
         return [first, *older[self._gone + 1 : -1], *new]
 
 
-def _ended_with(head: str) -> _Parts | None:
+def _ended_with(head: str) -> Parts | None:
     """Return the shortest text that ended with `head`, apart from its last part."""
     alike = _newest.get(head[-_TAIL:], ()) if head else ()
     longer = [parts for parts in reversed(alike) if parts.head.endswith(head)]
     return min(longer, key=lambda parts: len(parts.head), default=None)
 
 
+def parts_of(text: str) -> Parts:
+    """Return the parts of a text, which are remembered unless the text is long."""
+    return _remembered(text) if len(text) < _SHORT else Parts(text)
+
+
 @lru_cache(maxsize=64)
-def _parts(text: str) -> _Parts:  # several scorers ask this of a text in turn
-    parts = _Parts(text)
+def _remembered(text: str) -> Parts:  # several scorers ask this of a text in turn
+    parts = Parts(text)
     if parts.head:
         alike = _newest.setdefault(parts.head[-_TAIL:], [])
         alike.append(parts)

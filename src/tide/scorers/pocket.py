@@ -25,14 +25,7 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
-from tide.scorers.disguises import (
-    ReadingScorer,
-    digest_of,
-    is_ordinary,
-    keep,
-    parts_of,
-    take,
-)
+from tide.scorers.disguises import ReadingScorer, digest_of, is_ordinary, parts_of
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -98,7 +91,7 @@ def words_of(text: str) -> list[str]:
     n-gram of words, or "is gay" would weigh what "gay" does not.
     """
     if is_ordinary(text) and not _has_letters_apart(text):
-        read = list(chain.from_iterable(parts_of(text, _words_of_part)))
+        read = list(chain.from_iterable(parts_of(text).read(_words_of_part)))
     else:
         read = list(_words_of_part.__wrapped__(text))
     if read.count(_ANY_PEOPLE) < 2:
@@ -109,7 +102,7 @@ def words_of(text: str) -> list[str]:
 
 def _has_letters_apart(text: str) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    has_three = b"\1\1\1" in bytes(parts_of(text, _has_lone_letter))
+    has_three = b"\1\1\1" in bytes(parts_of(text).read(_has_lone_letter))
     return has_three and _LETTERS_APART.search(text) is not None
 
 
@@ -304,11 +297,12 @@ class PocketScorer(ReadingScorer):
 
     def _logit(self, text: str) -> float:
         words = words_of(text)
-        summed: _Sum | None = take(text, self)
+        parts = parts_of(text)
+        summed: _Sum | None = parts.take(self)
         if summed is None:
             summed = _Sum(words, self._weights)
         else:
             summed.move(words, self._weights)
         logit = summed.total / math.sqrt(summed.features or 1) + self._bias
-        keep(text, self, summed)
+        parts.keep(self, summed)
         return logit
