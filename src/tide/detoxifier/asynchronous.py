@@ -22,7 +22,7 @@ _Done = TypeVar("_Done")
 class AsyncDetoxifier(DetoxifierBase):
     """`Detoxifier` for asyncio. Concurrent calls share batches of the engine and of the scorer.
 
-        async with AsyncDetoxifier("my-model", scorer="detoxify:original") as detox:
+        async with AsyncDetoxifier("my-model", scorer="hf:unitary/toxic-bert#toxic") as detox:
             results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
 
     It takes the arguments of `Detoxifier`. The result of a call does not depend on other calls.

@@ -32,7 +32,7 @@ _Outcomes = Generator[tuple[int, _Outcome], None, None]
 class Detoxifier(DetoxifierBase):
     """Completes prompts with text that a scorer accepts, by banning words or moving embeddings.
 
-        detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
+        detox = Detoxifier("openai-community/gpt2-large", scorer="hf:unitary/toxic-bert#toxic")
         result = detox("So, I'm starting to think she's full of")
         result.text, result.toxicity, result.accepted, result.trace
 
