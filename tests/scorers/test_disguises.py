@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,15 +57,6 @@ def test_characters_of_ordinary_text_are_read_as_they_are() -> None:
         assert _displayed(text, look_alikes=True) == [text]
         apart = unicodedata.normalize("NFKD", character)
         assert character.isspace() or not any(map(str.isspace, apart))
-
-
-def test_ordinary_english_is_read_as_it_is(shared_data: Path) -> None:
-    """All but a few sentences of Wikipedia, which hold other letters or control characters."""
-    path = shared_data / "corpus" / "bold_wikipedia.jsonl.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file][::8]
-    changed = [text for text in texts if readings(text) != (text.replace("\xa0", " "),)]
-    assert len(changed) <= 0.002 * len(texts)
 
 
 @given(st.one_of(ANY, PARTS))
@@ -131,7 +119,6 @@ def test_entities_may_have_leading_zeros(zeros: int) -> None:
     assert readings(text) == ("BBaadd",)
 
 
-ROOT = Path(__file__).parents[2]
 LISTED = vocabulary().listed
 # The most frequent listed words; a test holds none of them in writing.
 FREQUENT = sorted((word for word in LISTED if len(word) > 3), key=LISTED.__getitem__)[-30:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
-from tide.data.texts import read_rows
 from tide.scorers import REGISTRY, CallableScorer, languages, load_scorer, score_texts
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
 from tide.scorers.disguises import readings
@@ -184,11 +182,6 @@ def test_the_bundled_lists_have_25_languages() -> None:
 )
 def test_language_of_a_text(text: str, language: str) -> None:
     assert language_of(text) == language
-
-
-def test_english_prompts_are_taken_as_english(shared_data: Path) -> None:
-    prompts = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl")
-    assert {language_of(row.text) for row in prompts} <= {"", "en"}
 
 
 def test_encoder_warns_once_of_another_language(caplog: pytest.LogCaptureFixture) -> None:

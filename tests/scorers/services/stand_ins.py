@@ -186,12 +186,6 @@ class Perspective(Handler):
             "detectedLanguages": ["en"],
         }
 
-    def empty_if_dots(self, body: dict[str, Any]) -> None:
-        if set(body["comment"]["text"]) <= set(". "):
-            self.refuse(400, "COMMENT_EMPTY")
-        else:
-            self.ok(body)
-
     def error(self, status: int, code: str) -> dict[str, Any]:
         where = "reason" if code.startswith("API") else "errorType"
         return {"code": status, "status": "INVALID_ARGUMENT", "details": [{where: code}]}

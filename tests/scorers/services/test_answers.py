@@ -15,7 +15,6 @@ from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
-from tide.scorers.guards import FAMILIES, RemoteGuard, Token, read_verdict
 from tide.scorers.services import (
     CATEGORIES,
     OpenAIModerationScorer,
@@ -55,32 +54,11 @@ def read_moderation(answer: Any) -> Any:
     return [max(row[name] for name in CATEGORIES) for row in rows]
 
 
-def guard(body: Any) -> Any:
-    tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
-    position = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
-    return {"choices": [{"index": 0, "logprobs": {"content": [position]}}]}
-
-
-def read_guard(answer: Any) -> Any:
-    tokens = [
-        Token(row["token"], [(t["token"], t["logprob"]) for t in row.get("top_logprobs") or [row]])
-        for row in answer["choices"][0]["logprobs"]["content"]
-    ]
-    verdict = read_verdict(tokens, FAMILIES["llama-guard"].verdicts)
-    assert verdict is not None
-    return [verdict.score]
-
-
-def remote_guard(url: str, **options: Any) -> RemoteGuard:
-    return RemoteGuard("llama-guard", "", url, **options)
-
-
 @pytest.mark.parametrize(
     ("make_scorer", "texts", "right", "read"),
     [
         (PerspectiveScorer, TEXTS[:1], perspective, read_perspective),
         (OpenAIModerationScorer, TEXTS, moderation, read_moderation),
-        (remote_guard, TEXTS[:1], guard, read_guard),
     ],
 )
 @given(make=answers())
