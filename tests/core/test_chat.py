@@ -230,12 +230,6 @@ def test_slow_chat_template_delays_no_other_prompt(
     assert waited == [True, True]  # with the messages, and with placeholders for them
 
 
-def test_rendered_chat_has_a_maximum_length(tmp_path: Path) -> None:
-    engine = TransformersEngine(save_chat_model(tmp_path, "{{ 'a' * 20000000 }}"))
-    with pytest.raises(InputError, match=r"template of .* writes 20,000,000 characters; at most"):
-        engine.render(Chat.of(HELLO))
-
-
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

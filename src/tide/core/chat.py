@@ -30,8 +30,6 @@ from tide.core.sanitize import Unread, half_character, readings, strings_of_json
 
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
-# Characters of a rendered chat; no model has a context of more.
-_LONGEST = 1 << 24
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
@@ -241,8 +239,7 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     Some templates read a message's content as a list of parts, and fail or leave it out if it is a
     text. So if a user message is lost, the messages are rendered again with their content as parts.
     The template may strip white space from messages. model: name of the model, for errors.
-    Raises InputError if the template fails, writes too much, or omits, repeats or rewrites a user
-    message.
+    Raises InputError if the template fails, or omits, repeats or rewrites a user message.
     """
     try:
         return _located(chat, template, model)
@@ -263,11 +260,6 @@ def _located(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model:
     marked = [m | {"content": marks.get(i, m["content"])} for i, m in enumerate(messages)]
     with guarded(InputError, f"messages: the chat template of {model} refuses them"):
         text, frame = template(messages), template(marked)
-    if len(text) > _LONGEST:
-        raise InputError(
-            f"messages: the chat template of {model} writes {len(text):,} characters; at most "
-            f"{_LONGEST:,} are read"
-        )
     # Texts around the user messages, and the numbers of the messages, alternate between the marks.
     first, *parts = frame.split(mark)
     if not text.startswith(first):

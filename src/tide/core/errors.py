@@ -183,9 +183,7 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
         ]
         name = ".".join(map(str, location))
         message = _message(problem, known)
-        lines.append(
-            f"{name}: {message} (got {_shown_value(problem['input'])})" if name else message
-        )
+        lines.append(f"{name}: {message} (got {problem['input']!r})" if name else message)
     return "; ".join(lines)
 
 
@@ -202,13 +200,6 @@ def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown; {nearest(str(problem['loc'][-1]), known)}".rstrip("; ")
     return str(problem["msg"]).removeprefix("Value error, ")
-
-
-def _shown_value(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:  # an integer of more than 4,300 digits, or a third party's `__repr__`
-        return f"a {type(value).__name__} that cannot be shown"
 
 
 def require(module: str, extra: str) -> ModuleType:
