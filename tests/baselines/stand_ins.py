@@ -16,9 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from tests.models import VOCAB
 from tide.baselines import REGISTRY
 from tide.baselines.artefacts import save_artefact
-from tide.baselines.destein import steer
+from tide.baselines.attention import Reversal, reverse, steer
 from tide.baselines.gedi import guide
-from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import fingerprint

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.baselines.tasks import tiny_task
-from tide.baselines import quark
+from tide.baselines import unlearning
 from tide.baselines.base import FitSettings
-from tide.baselines.quark import Quark
+from tide.baselines.unlearning import Quark
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -26,7 +26,7 @@ def test_quark_fit_keeps_the_original_model(
     # The batches that are read, and the logits of the original model for their written tokens.
     rows: list[Tensor] = []
     originals: list[Tensor] = []
-    pad, loss = quark.right_pad, quark.unlearning_loss
+    pad, loss = unlearning.right_pad, unlearning.unlearning_loss
 
     def padded(*arguments: Any) -> Any:
         padded_rows = pad(*arguments)
@@ -37,8 +37,8 @@ def test_quark_fit_keeps_the_original_model(
         originals.append(before)
         return loss(logits, before, tokens)
 
-    monkeypatch.setattr(quark, "right_pad", padded)
-    monkeypatch.setattr(quark, "unlearning_loss", noted)
+    monkeypatch.setattr(unlearning, "right_pad", padded)
+    monkeypatch.setattr(unlearning, "unlearning_loss", noted)
     fitted = Quark.fit(task)
     assert len(originals) == 8
     for ids, before in zip(rows, originals, strict=True):

@@ -14,11 +14,9 @@ from tide.plugins.specs import parse_spec
 if TYPE_CHECKING:
     from tide.baselines.base import Baseline as Baseline
     from tide.baselines.base import Generated as Generated
-    from tide.baselines.base import Options as Options
     from tide.baselines.decoding import DecodingBaseline as DecodingBaseline
     from tide.baselines.fit import FitTask as FitTask
     from tide.baselines.fit import Fitted as Fitted
-    from tide.baselines.lanes import Reader as Reader
     from tide.baselines.lanes import SteeredLane as SteeredLane
     from tide.engines.local.engine import TransformersEngine
 
@@ -27,17 +25,17 @@ REGISTRY = Registry(
     {
         "adlm": "tide.baselines.adlm:Adlm",
         "contrastive": "tide.baselines.experts:Contrastive",
-        "critic-control": "tide.baselines.fudge:CriticControl",
+        "critic-control": "tide.baselines.prefixes:CriticControl",
         "dapt": "tide.baselines.experts:Dapt",
-        "destein": "tide.baselines.destein:Destein",
+        "destein": "tide.baselines.attention:Destein",
         "dexperts": "tide.baselines.experts:Dexperts",
-        "fudge": "tide.baselines.fudge:Fudge",
+        "fudge": "tide.baselines.prefixes:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
         "pplm": "tide.baselines.pplm:Pplm",
-        "quark": "tide.baselines.quark:Quark",
-        "rad": "tide.baselines.rad:Rad",
-        "rectification": "tide.baselines.rectification:Rectification",
-        "reversal": "tide.baselines.reversal:Reversal",
+        "quark": "tide.baselines.unlearning:Quark",
+        "rad": "tide.baselines.prefixes:Rad",
+        "rectification": "tide.baselines.unlearning:Rectification",
+        "reversal": "tide.baselines.attention:Reversal",
         "safe-decoding": "tide.baselines.experts:SafeDecoding",
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
@@ -72,8 +70,8 @@ def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
     """Raise InputError for an invalid spec or a missing artefact. model: the model's name."""
     from tide.baselines.artefacts import find_artefact  # noqa: PLC0415  (slow import)
 
-    create, options = _read(spec)
-    if (kind_of := getattr(create, "artefact_kind", None)) and (kind := kind_of(options)):
+    create, _ = _read(spec)
+    if (kind_of := getattr(create, "artefact_kind", None)) and (kind := kind_of()):
         find_artefact(artefacts, kind, model)
 
 
@@ -89,9 +87,9 @@ def _read(spec: str) -> tuple[Any, Any]:
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "base": ["Baseline", "Generated", "Options"],
+        "base": ["Baseline", "Generated"],
         "decoding": ["DecodingBaseline"],
         "fit": ["FitTask", "Fitted"],
-        "lanes": ["Reader", "SteeredLane"],
+        "lanes": ["SteeredLane"],
     },
 )

@@ -28,11 +28,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, scaled_dot_product_attention
 
+from tide.baselines.artefacts import Head
 from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
-from tide.baselines.layers import Head
 from tide.baselines.sasa import LastHidden
 from tide.baselines.training import (
     before_end,

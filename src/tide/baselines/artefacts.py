@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tide.core.errors import InputError, guarded, require
+from tide.core.errors import EngineError, InputError, guarded, require
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
 from tide.engines.checkpoint import fingerprint
@@ -196,3 +196,27 @@ def fit_width(logits: Tensor, width: int) -> Tensor:
     if logits.shape[-1] >= width:
         return logits[..., :width]
     return pad(logits, (0, width - logits.shape[-1]), value=float(logits.min()))
+
+
+class Head(nn.Linear):
+    """A linear layer in float32 on top of a model of any precision.
+
+    Half precision would round away small training steps and small differences between texts.
+    """
+
+    def __init__(self, inputs: int, outputs: int, device: Any, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias, device=device, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+def output_layer(model: Any, name: str) -> nn.Module:
+    """Return the layer that computes the logits; its input is the last hidden state.
+
+    Raises EngineError if the model has no output layer.
+    """
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, nn.Module):
+        raise EngineError(f"model {name}: has no output embedding layer")
+    return layer

@@ -116,7 +116,7 @@ class DecodingBaseline(ABC):
         self.engine = engine
         self._options = self.resolved_options(options)
         self.name = self._options.spec(self.kind)
-        if kind := self.artefact_kind(options):
+        if kind := self.artefact_kind():
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
 
     def resolved_options(self, options: Options) -> Any:
@@ -127,12 +127,12 @@ class DecodingBaseline(ABC):
         return {
             "baseline": self.kind,
             **self._options.model_dump(),
-            "artefact": self.artefact.digest if self.artefact_kind(self._options) else None,
+            "artefact": self.artefact.digest if self.artefact_kind() else None,
         }
 
     @classmethod
-    def artefact_kind(cls, options: Any) -> str:
-        """Return the baseline whose artefact is needed with these options, or "" for none."""
+    def artefact_kind(cls) -> str:
+        """Return the baseline whose artefact is needed, or "" for none."""
         return cls.reads or (cls.kind if cls.learned else "")
 
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:

@@ -14,12 +14,11 @@ the labelled texts.
 that an expert model finds likelier than an amateur model does, among the tokens that the expert
 finds plausible: log p_expert - coefficient log p_amateur. In the paper the amateur is a smaller
 model, whose dull text is avoided. Here the expert is the model itself, and the amateur is the
-anti-expert of `dexperts`, so toxic text is avoided. `amateur=NAME` takes a smaller model as in the
-paper, without regard to toxicity. As in the authors' code (XiangLi1999/ContrastiveDecoding), a
-token is plausible if it has at least a tenth of the likeliest token's probability, and the amateur
-has a separate temperature. Their beam search runs at temperature 1, where the order does not
-matter. When they sample at temperature T, T divides only the expert's logits, so their coefficient
-c is `coefficient=c*T` here.
+anti-expert of `dexperts`, so toxic text is avoided. As in the authors' code
+(XiangLi1999/ContrastiveDecoding), a token is plausible if it has at least a tenth of the likeliest
+token's probability, and the amateur has a separate temperature. Their beam search runs at
+temperature 1, where the order does not matter. When they sample at temperature T, T divides only
+the expert's logits, so their coefficient c is `coefficient=c*T` here.
 
 `unidetox`: Lu et al. 2025, "UniDetox: Universal Detoxification of Large Language Models via Dataset
 Distillation" (ICLR 2025). From a single begin-of-text token, the model writes texts by contrastive
@@ -41,14 +40,14 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.artefacts import fit_width, load_sibling, merge_updates, ready
+from tide.baselines.artefacts import fit_width, merge_updates
 from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, of_kind
@@ -60,6 +59,8 @@ from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
 from tide.engines.local.sampler import keep_nucleus
 
+# DExperts: the share of the model's probability whose tokens are kept.
+_TOP_P = 0.9
 # Contrastive: the minimum probability of a token, as a share of the likeliest token's probability.
 _PLAUSIBLE = 0.1
 # Safe decoding: number of first tokens that are shifted, minimum number of tokens in both top-k
@@ -73,16 +74,11 @@ class DexpertsOptions(Options):
     strength = "alpha"
 
     alpha: Strength = Field(default=2.0, description="Weight of the experts' difference.")
-    filter_p: float = Field(
-        default=0.9, gt=0, le=1, description="Top-p of the model; all other tokens are dropped."
-    )
 
 
-def ensemble(
-    scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor, alpha: float, filter_p: float
-) -> Tensor:
+def ensemble(scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor, alpha: float) -> Tensor:
     """Return `scores` + alpha (expert - anti) in the nucleus of `base`, else -inf; all (B, V)."""
-    outside = keep_nucleus(base, filter_p) == -torch.inf
+    outside = keep_nucleus(base, _TOP_P) == -torch.inf
     return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
 
 
@@ -96,12 +92,8 @@ class Dexperts(DecodingBaseline):
     _options: DexpertsOptions
 
     def lanes(self) -> MakeLane:
-        options = self._options
-
-        def combined(scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor) -> Tensor:
-            return ensemble(scores, base, expert, anti, options.alpha, options.filter_p)
-
         readers = [self.fitted_reader(side) for side in ("expert", "anti")]
+        combined = partial(ensemble, alpha=self._options.alpha)
         return partial(MixedLane, readers=readers, combined=combined)
 
     @staticmethod
@@ -147,9 +139,6 @@ class ContrastiveOptions(Options):
     strength = "coefficient"
 
     coefficient: Strength = Field(default=1.0, description="Weight of the amateur.")
-    amateur: str = Field(
-        default="", max_length=4_096, description="A smaller model to use as the amateur."
-    )
 
 
 def contrast(scores: Tensor, amateur: Tensor, coefficient: float = 1.0) -> Tensor:
@@ -164,25 +153,16 @@ class Contrastive(DecodingBaseline):
 
     kind = "contrastive"
     options_class = ContrastiveOptions
+    reads = "dexperts"
     _options: ContrastiveOptions
-
-    @classmethod
-    def artefact_kind(cls, options: ContrastiveOptions) -> str:
-        return "" if options.amateur else "dexperts"
 
     def lanes(self) -> MakeLane:
         coefficient = self._options.coefficient
         return partial(
             MixedLane,
-            readers=[self._amateur],
+            readers=[self.fitted_reader("anti")],
             combined=lambda scores, _, logits: contrast(scores, logits, coefficient),
         )
-
-    @cached_property
-    def _amateur(self) -> Reader:
-        if name := self._options.amateur:
-            return self.reader(ready(load_sibling(self.engine, name)))
-        return self.fitted_reader("anti")
 
 
 class Unidetox(Dapt):

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from tide.baselines.decoding import MakeLane, write_rows
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
-from tide.baselines.training import auc
 from tide.core.concurrency import Portal
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
@@ -149,5 +149,5 @@ def judged(
     toxic = [rollout.toxicity >= TOXIC for rollout in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) > 1:
-        figures["auc"] = auc(toxic, danger)
+        figures["auc"] = roc_auc_score(toxic, danger)
     return Fitted(tensors, figures)

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from pydantic import Field
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from tide.baselines.artefacts import output_layer
 from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, by_any, by_half
 from tide.baselines.lanes import CandidateLane, Reader
-from tide.baselines.layers import output_layer
-from tide.baselines.training import auc, read, right_pad
+from tide.baselines.training import read, right_pad
 from tide.data.texts import LabelledText
 
 
@@ -131,7 +132,7 @@ class Sasa(DecodingBaseline):
             midpoint = torch.from_numpy(fisher.means_.mean(axis=0)).float()
             seen = torch.from_numpy(_hidden_states(task, held_out)).float()
             tensors |= {f"{labels}.weight": weight, f"{labels}.midpoint": midpoint}
-            figures[name] = auc(measured, margins(seen, weight, midpoint).tolist())
+            figures[name] = roc_auc_score(measured, margins(seen, weight, midpoint).tolist())
         return Fitted(tensors, figures)
 
 

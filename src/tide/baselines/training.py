@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -30,11 +29,6 @@ _VALIDATIONS, _PATIENCE = 8, 2
 _T = TypeVar("_T")
 
 
-def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> float:
-    """Return the area under the ROC curve: how often a positive scores above a negative."""
-    return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
-
-
 def classified(
     tensors: dict[str, Tensor],
     texts: Sequence[LabelledText],
@@ -46,7 +40,7 @@ def classified(
 
     toxic: whether toxic texts should score above the others, or below.
     """
-    figure = auc([(text.toxicity >= TOXIC) == toxic for text in texts], scores)
+    figure = roc_auc_score([(text.toxicity >= TOXIC) == toxic for text in texts], scores)
     return Fitted(tensors, {"auc": figure})
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
@@ -66,19 +66,6 @@ def sequences(tokenizer: Any, word: str) -> list[list[int]]:
     return [list(row) for row in dict.fromkeys(map(tuple, ids)) if row]
 
 
-def by_beginning(words: Iterable[Sequence[int]]) -> Banned:
-    banned: Banned = {}
-    for ids in words:
-        banned.setdefault(tuple(ids[:-1]), []).append(ids[-1])
-    return banned
-
-
-def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
-    """Return tokens that complete a banned word after `seen`. longest: size of the longest key."""
-    ends = (tuple(seen[len(seen) - n :]) for n in range(min(longest, len(seen)) + 1))
-    return [token for end in ends for token in banned.get(end, ())]
-
-
 class FilteredLane(SteeredLane):
     """Subtracts `penalty` from the scores of tokens that complete a banned word."""
 
@@ -90,8 +77,10 @@ class FilteredLane(SteeredLane):
     def shift(self, scores: Tensor) -> Tensor:
         penalties = torch.zeros_like(scores)
         for number, row in enumerate(self.rows):
-            seen = [*row.prompt_ids, *row.ids]
-            penalties[number, completing(seen, self._banned, self._longest)] = self._penalty
+            text = (*row.prompt_ids, *row.ids)
+            for length in range(min(self._longest, len(text)) + 1):
+                ends = self._banned.get(text[len(text) - length :], [])
+                penalties[number, ends] = self._penalty
         return scores - penalties
 
 
@@ -115,7 +104,11 @@ class WordFilter(DecodingBaseline):
         with guarded(InputError, "baseline word-filter: its artefact holds no words"):
             learned = self.artefact.tensors
             rows = learned["ids"][learned["words"] < _WORDS].tolist()
-        return by_beginning([token for token in row if token != -1] for row in rows)
+        banned: Banned = {}
+        for row in rows:
+            *beginning, end = (token for token in row if token != -1)
+            banned.setdefault(tuple(beginning), []).append(end)
+        return banned
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
