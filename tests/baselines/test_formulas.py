@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from torch import tensor
 
 from tide.baselines.adlm import attribute_shift
@@ -23,14 +21,9 @@ from tide.baselines.word_filter import word_odds
 INF = math.inf
 
 
-def test_adlm_suppresses_only_what_toxic_text_prefers() -> None:
-    """P = (0.5, 0.5); non-toxic (0.8, 0.2), toxic (0.5, 0.5), alpha 2: 0.2 * (0.2 / 0.5)^2."""
-    base = tensor([[0.5, 0.5]]).log()
-    got = base + attribute_shift(base, tensor([[0.8, 0.2]]).log(), torch.zeros(1, 2), 2.0)
-    expected = [math.log(0.8), math.log(0.2) + 2 * math.log(0.4)]
-    assert float(got.diff()) == pytest.approx(expected[1] - expected[0])
-    banned = attribute_shift(tensor([[0.0, -INF]]), torch.zeros(1, 2), torch.ones(1, 2), 2.0)
-    assert banned.isfinite().all()
+def test_adlm_has_a_finite_shift_for_a_banned_token() -> None:
+    shift = attribute_shift(tensor([[0.0, -INF]]), torch.zeros(1, 2), torch.ones(1, 2), 2.0)
+    assert shift.isfinite().all()
 
 
 def test_rad_rewards() -> None:
@@ -167,19 +160,3 @@ def test_quark_loss() -> None:
     got = unlearning_loss(torch.zeros(1, 2), tensor([[0.75, 0.25]]).log(), tensor([1]))
     expected = math.log(2) + 0.05 * 0.5 * math.log(4 / 3) - 0.06 * math.log(2)
     assert float(got) == pytest.approx(expected)
-
-
-floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)
-
-
-@given(st.lists(floats, min_size=12, max_size=12), st.floats(0, 3, width=32))
-@example([0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, *[0.0] * 5], 0.5)  # cancels one head of two
-def test_steering_keeps_lengths(values: list[float], strength: float) -> None:
-    """Steering keeps the norm, and reversal at scale 0 changes nothing."""
-    x, v, end = torch.tensor(values).view(3, 2, 2)
-    flat, across = x.flatten(), v.flatten()
-    for moved in (steer(flat, across, strength), reverse(x, v, end, strength)):
-        assert torch.isfinite(moved).all()
-        # A step of exactly the values leaves none of them.
-        assert torch.isclose(moved.norm(), x.norm(), rtol=1e-3) or moved.norm() < 1e-4
-    assert torch.allclose(reverse(x, v, end, 0.0), x, rtol=1e-6)

@@ -389,16 +389,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
         evaluate(file, "base", out=tmp_path / "runs", **options)
 
 
-def test_lines_of_chats(tmp_path: Path) -> None:
-    """A plain text becomes a user message; an error names the bad line."""
+def test_lines_of_text_become_user_messages(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_text("Rain fell\n")
     assert [row.chat for row in read_rows(path, chats=True)] == [Chat.said("Rain fell")]
-    path = tmp_path / "chats.jsonl"
-    for line, message in (
-        ('{"messages": [{"role": "user"}]}', r"line 1: messages\.0\.content: Field required"),
-        ('{"text": "a"}', "line 1: no text field 'prompt'"),
-    ):
-        path.write_text(line + "\n")
-        with pytest.raises(InputError, match=message):
-            read_rows(path, chats=True)

@@ -59,6 +59,18 @@ class Labelled:
     singles: list[LabelledText]
     pairs: list[Pair]
 
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> Labelled:
+        """Read labelled texts and pairs by `data.texts.read_entries`, grouped by their `source`.
+
+        Raises InputError if there are no rows, or if a row is neither a text nor a pair.
+        """
+        entries = list(read_entries(paths))
+        if not entries:
+            raise InputError("data: holds no labelled texts; give files with --data")
+        singles = [entry for entry in entries if isinstance(entry, LabelledText)]
+        return cls(singles, [entry for entry in entries if isinstance(entry, Pair)])
+
     @property
     def texts(self) -> list[LabelledText]:
         """All texts, including those of the pairs."""
@@ -122,18 +134,6 @@ class Labelled:
                 f"data: holds {len(self.pairs)} pairs of 'toxic' and 'neutral' texts; "
                 f"at least {count} are needed"
             )
-
-
-def read_labelled(paths: Iterable[Path]) -> Labelled:
-    """Read labelled texts and pairs by `data.texts.read_entries`, grouped by their `source`.
-
-    Raises InputError if there are no rows, or if a row is neither a text nor a pair.
-    """
-    entries = list(read_entries(paths))
-    if not entries:
-        raise InputError("data: holds no labelled texts; give files with --data")
-    pairs = [entry for entry in entries if isinstance(entry, Pair)]
-    return Labelled([entry for entry in entries if isinstance(entry, LabelledText)], pairs)
 
 
 def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], list[T]]:
@@ -215,7 +215,7 @@ def fit(
 
     Args:
         baseline: Name of the baseline, or "all" for every baseline that learns something.
-        data: Files of labelled texts (for formats see `read_labelled`). A tenth is held out.
+        data: Files of labelled texts (for formats see `read_entries`). A tenth is held out.
         out: Folder of the artefacts; each baseline gets a folder inside.
         model: The model to detoxify.
         auxiliary: A smaller model with the same vocabulary, for baselines that accept one.
@@ -240,7 +240,7 @@ def fit(
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
     chosen = validated(FitSettings, settings)
     load = partial(load_model, device=find_device(device), dtype=dtype)
-    labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
+    labelled = Labelled.read(map(Path, [data] if isinstance(data, Path | str) else data))
     learned: dict[str | None, dict[bool, Fitted]] = {}
     figures: dict[str, dict[str, float]] = {}
     for create in learning:
