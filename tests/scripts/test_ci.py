@@ -67,7 +67,7 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def test_ci_leaves_out_servers_that_read_no_change(clone: Clone) -> None:
-    clone.commit("docs/faq.md", "tests/search/test_tide.py", "src/tide/baselines/rad.py")
+    clone.commit("docs/faq.md", "tests/search/test_tide.py", "src/tide/baselines/prefixes.py")
     clone.commit("README.md")
     assert clone.made() == SERVERLESS
     assert clone.made("--all") == EVERYTHING

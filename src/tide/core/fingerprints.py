@@ -36,7 +36,7 @@ def code_digest(target: Any) -> str:
 
 def _parts(target: Any, seen: set[Any]) -> Iterator[bytes]:
     while isinstance(target, functools.partial):
-        yield _shown([target.args, target.keywords])
+        yield _written([target.args, target.keywords])
         target = target.func
     if inspect.ismethod(target):
         yield from _parts(type(target.__self__), seen)
@@ -52,10 +52,10 @@ def _parts(target: Any, seen: set[Any]) -> Iterator[bytes]:
         yield _source(target)
         # Two functions may begin on one line.
         yield repr([columns[2:] for columns in target.__code__.co_positions()]).encode()
-        yield _shown([target.__defaults__, target.__kwdefaults__])
+        yield _written([target.__defaults__, target.__kwdefaults__])
         for cell in target.__closure__ or ():
             with suppress(ValueError):  # the variable is not set yet
-                yield _shown(cell.cell_contents)
+                yield _written(cell.cell_contents)
                 if inspect.isfunction(cell.cell_contents):
                     yield from _parts(cell.cell_contents, seen)
 
@@ -64,7 +64,7 @@ def _is_known(code: Any) -> bool:
     return str(code.__module__).partition(".")[0] in _KNOWN
 
 
-def _shown(value: Any) -> bytes:
+def _written(value: Any) -> bytes:
     return _ADDRESS.sub("", repr(value)).encode("utf-8", "surrogatepass")
 
 
