@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import json
 import re
 from importlib.metadata import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+import tide
 from tests.docs_pages import (
     OTHERS,
     PAGES,
@@ -32,6 +35,8 @@ from tests.docs_pages import (
 from tests.docs_world import prepare, run_command
 from tide.cli.app import app
 
+PACKAGE = Path(tide.__file__).parent
+SECURITY = REPOSITORY / "SECURITY.md"
 # Other programs that may occur in blocks that are not run.
 _FOREIGN = ("vllm", "git", "cp", "mkdir")
 
@@ -155,3 +160,29 @@ def test_everything_in_docs_is_linked() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8")) <= 8000
+
+
+def gates() -> list[str]:
+    """The inline code in the second column of the table of gates."""
+    table = SECURITY.read_text().partition("| from outside | gate |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    return [gate for row in rows for gate in re.findall("`([^`]+)`", row[1])]
+
+
+def test_each_row_names_its_gate() -> None:
+    assert len(gates()) > 10
+    rows = SECURITY.read_text().partition("| from outside | gate |")[2].partition("\n\n")[0]
+    assert all("`" in line.split(" | ")[1] for line in rows.splitlines()[2:])
+
+
+@pytest.mark.parametrize("gate", gates())
+def test_a_gate_exists(gate: str) -> None:
+    file, _, names = gate.partition(": ")
+    path = PACKAGE / file
+    assert path.is_file()
+    if path.suffix != ".py":
+        assert all(f"function {name}(" in path.read_text() for name in names.split(", "))
+        return
+    module = importlib.import_module("tide." + file.removesuffix(".py").replace("/", "."))
+    for name in filter(None, names.split(", ")):
+        attrgetter(name)(module)
