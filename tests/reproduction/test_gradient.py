@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.scripts.loading import load_script
-from tide.evaluation.tables import Table
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +47,3 @@ def test_a_step_is_compared_with_a_random_one_on_the_same_prompts(script: Module
     assert rows["8"][1].value == 0.75
     assert rows["8"][2].value == 0.25
     assert (rows["8"][2].low, rows["8"][2].high) == (0.0, 0.5)
-
-
-@pytest.mark.nightly
-def test_a_prompt_gives_the_same_whatever_else_is_measured(
-    script: ModuleType,
-    shared_data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("TIDE_DATA", str(shared_data / "benchmarks"))
-    for name, value in {"COUNTS": (1, 8), "DRAWS": 2, "RESAMPLES": 50}.items():
-        monkeypatch.setattr(script, name, value)
-    seen = []
-    monkeypatch.setattr(
-        script, "near", lambda prompts: seen.append(prompts) or Table("", "", [], [])
-    )
-    for limit in (1, 2):
-        script.main(limit=limit, samples=8, temperature=0.1, seed=0)
-    (first,), both = seen
-    assert both[0] == first != both[1]
-    assert "mean norm of a row" in capsys.readouterr().out

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
-from reproduction.landscape import Landscape, detoxifier_of, draw, explore, main
+from reproduction.landscape import Landscape, detoxifier_of, draw, explore
 
-from tests.cli.test_report import write
-from tests.evaluation.runs import changed, search_run
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.detoxifier.sync import Detoxifier
@@ -105,17 +101,3 @@ def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:
     far = np.where(np.hypot(along, across) > 0.6, 1.0, 0.5 - 0.2 * across)
     assert world(far, path).descent == pytest.approx([0.0, 0.5], abs=1e-9)
     assert world(np.ones((21, 21)), path).descent is None
-
-
-def test_the_map_of_a_run_of_the_bundled_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    searched = search_run("tide", prompts=1, num_samples=2, max_new_tokens=5)
-    changed(searched, 0, prompt="She told me to shut the")
-    folder = write(
-        searched, tmp_path / "tide", scorer={"spec": "pocket", "name": "pocket@4926c191"}
-    )
-    main(folder, "0", grid=3, image=tmp_path / "map.png")
-    assert (tmp_path / "map.png").stat().st_size > 5000
-    with pytest.raises(InputError, match="no prompt with id '77'"):
-        main(folder, "77")

@@ -17,7 +17,6 @@ from reproduction.paper import (
     excess,
     imported,
     like_for_like,
-    main,
     numbers,
     one_draw,
     paired,
@@ -30,7 +29,6 @@ from reproduction.paper import (
 
 from tests.evaluation.runs import changed, record, run
 from tests.reproduction.published import export, to_published
-from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
 from tide.evaluation import Run, judge, read_run, report
 
@@ -159,21 +157,6 @@ def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: P
     assert rows[0][-3] is None  # the paper prints none by this model
     assert read_run(tmp_path / "runs/gemma-2-2b/tide-first").config["num_trials"] == 1
     assert some
-
-
-@pytest.mark.nightly
-def test_everything_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "recorded", "gpt2-large", "base.json", [[0.9, 0.8], [0.7, 0.9]])
-    write(tmp_path / "recorded", "gpt2-large", "tide.json", [[0.4, 0.1], [0.3, 0.3]])
-    main(tmp_path / "recorded", tmp_path / "runs")
-    printed_text = capsys.readouterr().out
-    for row in ("| tide-first |", "| gpt2-large | tide | max | 0.324 |", "| ADLM |"):
-        assert (
-            row in printed_text or row.replace("| gpt2", "| temperature 1.0 | gpt2") in printed_text
-        )
-    image = tmp_path / "trade-off.png"
-    load_script("reproduction/trade_off.py").main(tmp_path / "recorded", tmp_path / "runs", image)
-    assert image.stat().st_size > 20_000
 
 
 # Of the printed numbers alone.
