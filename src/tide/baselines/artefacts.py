@@ -117,23 +117,10 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
 
 
 def load_sibling(engine: TransformersEngine, name: str) -> Any:
-    """Load the model `name` on the engine's device, in the engine's dtype.
-
-    Raises InputError if the vocabulary of this model differs from the engine's.
-    """
+    """Load the model `name` on the engine's device, in the engine's dtype."""
     dtype = cast(Dtype, str(engine.dtype).removeprefix("torch."))
-    tokenizer, model = load_model(name, engine.device, dtype)
-    check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
+    _, model = load_model(name, engine.device, dtype)
     return model
-
-
-def check_vocabulary(tokenizer: Any, auxiliary: Any, name: str, other_name: str) -> None:
-    """Raise InputError unless both tokenizers give the same ids to the same tokens."""
-    if tokenizer.get_vocab() != auxiliary.get_vocab():
-        raise InputError(
-            f"vocabulary mismatch: the tokens of {name!r} differ from those of {other_name!r}; "
-            "an auxiliary model must share the model's vocabulary"
-        )
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from tide.baselines import REGISTRY
-from tide.baselines.artefacts import check_vocabulary, save_artefact
+from tide.baselines.artefacts import save_artefact
 from tide.baselines.base import FitSettings, Training
 from tide.core.errors import EngineError, InputError, guarded, validated
 from tide.core.fingerprints import code_digest
@@ -282,7 +282,11 @@ def _fit(
     info = {"baseline": create.kind, "fingerprint": fingerprint(trained), **note}
     if (auxiliary := note["auxiliary"]) is not None:
         auxiliary_tokenizer, trained = load(auxiliary)
-        check_vocabulary(auxiliary_tokenizer, tokenizer, auxiliary, note["model"])
+        if auxiliary_tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise InputError(
+                f"vocabulary mismatch: the tokens of {auxiliary!r} differ from those of "
+                f"{note['model']!r}; an auxiliary model must share the model's vocabulary"
+            )
         info["auxiliary_fingerprint"] = fingerprint(trained)
     task = FitTask(
         note["model"],
