@@ -135,6 +135,6 @@ def test_tables_of_one_vocabulary_may_be_padded() -> None:
         ("rad:order=none", "baseline rad: order: .*'warp-shift' or 'shift-warp'"),
     ],
 )
-def test_bad_specs(gpt2: World, spec: str, message: str) -> None:
+def test_baseline_spec_with_a_fault_is_refused(gpt2: World, spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         gpt2.load(spec)

@@ -71,7 +71,7 @@ def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sa
 
 
 @pytest.mark.parametrize("name", WARP_FIRST)
-def test_the_other_order(gpt2: World, name: str) -> None:
+def test_order_option_of_rad_and_sasa(gpt2: World, name: str) -> None:
     baseline = gpt2.load(f"{STRENGTHS[name]},order=shift-warp")
     assert tokens(baseline, PROMPTS, DRAWN, SEEDS) == [
         tuple(gpt2.plain.write(name, prompt, DRAWN, seed, "shift-warp"))
@@ -96,7 +96,7 @@ def test_the_other_order(gpt2: World, name: str) -> None:
         ("word-filter", 1, 0, 0, 1),
     ],
 )
-def test_tokens_are_counted(
+def test_forward_tokens_of_each_baseline(
     gpt2: World, name: str, per_prompt_token: int, of_code: int, per_draw: int, per_token: int
 ) -> None:
     """The count of a row does not depend on the other rows of its batch."""
@@ -111,7 +111,7 @@ def test_tokens_are_counted(
         assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
 
 
-def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World) -> None:
+def test_safe_decoding_expert_reads_only_first_tokens(gpt2: World) -> None:
     """The model reads all 6 tokens but the last, and the expert the first of its two."""
     rows = gpt2.load("safe-decoding").generate(PROMPTS, GREEDY, SEEDS)
     for row, ids in zip(rows, gpt2.engine.tokenize(PROMPTS), strict=True):
@@ -150,7 +150,7 @@ def test_labels_of_sasa_choose_the_classifier(gpt2: World) -> None:
     assert texts != others
 
 
-def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_batch_limits_sequences_of_a_pass(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`max_batch` limits the sequences of a forward pass, including candidates and prefixes."""
     baseline = gpt2.load(STRENGTHS["sasa"])
     monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
@@ -166,7 +166,7 @@ def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["dapt", "pplm", "reversal"])
-def test_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
+def test_baseline_refuses_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
     baseline = gpt2.load(STRENGTHS[name])
     (alone,) = baseline.generate(["kind"], GREEDY, [0])
     first, long, empty = baseline.generate(["kind", "x" * 60, ""], GREEDY, [0, 0, 0])
@@ -178,7 +178,7 @@ def test_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
-def test_records_say_what_ran(gpt2: World, name: str) -> None:
+def test_baseline_config_says_what_ran(gpt2: World, name: str) -> None:
     baseline: Any = gpt2.load(STRENGTHS[name])
     config = json.loads(json.dumps(baseline.config()))
     assert config["baseline"] == name
@@ -189,7 +189,7 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
     assert (again.name, again.config()) == (baseline.name, baseline.config())
 
 
-def test_other_engines_are_refused() -> None:
+def test_baseline_refuses_other_engines() -> None:
     with pytest.raises(InputError, match="rad: runs only on the engine 'transformers'"):
         load_baseline("rad", object())  # type: ignore[arg-type]
 

@@ -52,7 +52,7 @@ def test_rad_loss() -> None:
     assert float(got) == pytest.approx((0.75 + 13 / 6) / 2)
 
 
-def test_sasa() -> None:
+def test_sasa_softmax_ignores_dropped_candidates() -> None:
     hidden = tensor([[[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]])
     margin = margins(hidden, tensor([0.6, 0.8]), tensor([1.0, 1.0]))
     scores = tensor([[0.0, 0.0, -INF]])
@@ -60,7 +60,7 @@ def test_sasa() -> None:
     assert shifts(margin, scores, "softmax")[0].tolist() == pytest.approx([1 - low, low, 0.0])
 
 
-def test_destein() -> None:
+def test_destein_steers_and_keeps_the_length() -> None:
     """(6, 8) has the direction (0.6, 0.8); less half of (1, 0): (0.1, 0.8), scaled to norm 10."""
     got = steer(tensor([6.0, 8.0]), tensor([3.0, 0.0]), 0.5)
     length = math.hypot(0.1, 0.8)
@@ -69,7 +69,7 @@ def test_destein() -> None:
     assert steer(tensor([0.0, 0.0]), tensor([3.0, 0.0]), 0.5).tolist() == [0.0, 0.0]
 
 
-def test_reversal() -> None:
+def test_reversal_moves_a_head_and_keeps_the_length() -> None:
     """One head of size 2: v = (3, 4), delta = (0, 3), cosine of v and the end (0, 1) = 0.8.
 
     Step: (1 + 3)^0.4 * (1 + 0.8)^0.6 * (0, 3); then scaled back to length 5.

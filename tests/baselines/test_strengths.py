@@ -65,7 +65,7 @@ def divergence(scores: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("world", with_nightly("gpt2"), indirect=True)
 @pytest.mark.parametrize("spec", [*STRENGTHS.values(), *MORE])
-def test_the_effect_goes_to_nothing(
+def test_strength_near_zero_is_near_the_model(
     world: World, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     """At strength 0 a system draws from the model's distribution over its candidates."""
@@ -98,7 +98,9 @@ OPTIONS = [
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
 @examples(5, 100)
 @given(value=st.floats(1e5, 1e308) | st.floats(max_value=-1e-9) | st.sampled_from([math.nan]))
-def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float) -> None:
+def test_every_number_of_a_baseline_has_bounds(
+    gpt2: World, kind: str, name: str, value: float
+) -> None:
     for written in (format_value(value), "1e400", "-inf", "text"):
         with pytest.raises(InputError, match=f"baseline {kind}: {name}: "):
             gpt2.load(f"{kind}:{name}={written}")

@@ -62,7 +62,7 @@ async def fail(error: BaseException) -> None:
 # Portal
 
 
-def test_work_runs_in_the_loops_own_thread(portal: Portal) -> None:
+def test_portal_runs_work_in_its_own_thread(portal: Portal) -> None:
     work = Work()
     assert portal.run(work, 0) == "done"
     assert work.thread is not threading.current_thread()
@@ -97,7 +97,7 @@ def test_portal_failure_reaches_its_caller_alone(portal: Portal) -> None:
     assert future.result(10) == "done"
 
 
-def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
+def test_portal_future_cancels_its_work(portal: Portal) -> None:
     work = Work()
     future = portal.start(work)
     assert work.began.wait(10)
@@ -121,7 +121,7 @@ def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_closing_ends_what_is_under_way(wait: bool) -> None:
+def test_portal_close_ends_running_work(wait: bool) -> None:
     portal, works = Portal("tide closing"), [Work(), Work()]
     futures = [portal.start(work) for work in works]
     assert all(work.began.wait(10) for work in works)
@@ -166,7 +166,7 @@ def test_portal_refuses_work_while_its_loop_closes() -> None:
     portal.close()
 
 
-def test_a_loop_may_be_closed_by_its_own_work() -> None:
+def test_portal_may_be_closed_by_its_own_work() -> None:
     portal = Portal("tide own end")
 
     async def close() -> None:
@@ -176,7 +176,7 @@ def test_a_loop_may_be_closed_by_its_own_work() -> None:
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
-def test_left_iterator_ends_its_generator(portal: Portal) -> None:
+def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
     ended = threading.Event()
 
     async def forever() -> AsyncGenerator[int, None]:
@@ -202,7 +202,7 @@ def test_left_iterator_ends_its_generator(portal: Portal) -> None:
 # Mailbox
 
 
-def test_items_arrive_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_items_of_yields_items_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
     async def torn(put: Callable[[str], None]) -> None:
         put("a")
         put("b")
@@ -225,7 +225,7 @@ def test_items_arrive_before_the_error(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.text == ""
 
 
-def test_a_mailbox_whose_reader_is_gone_takes_items_for_nothing() -> None:
+def test_mailbox_without_reader_takes_items() -> None:
     async def make() -> Mailbox[int]:
         return Mailbox()
 
@@ -234,7 +234,7 @@ def test_a_mailbox_whose_reader_is_gone_takes_items_for_nothing() -> None:
     mailbox.end()
 
 
-def test_an_end_from_another_thread_does_not_overtake_items(portal: Portal) -> None:
+def test_mailbox_end_does_not_overtake_items(portal: Portal) -> None:
     """The readers' loop ends a mailbox in the turn in which another loop puts an item."""
 
     async def run() -> list[int]:
@@ -391,7 +391,7 @@ print(detox("after").text)
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
+def test_portal_refuses_each_use_after_a_fork() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )

@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_load_model_refuses_a_broken_folder_in_one_line(name: str, tmp_path: Path) -> None:
     mutate, message = BROKEN[name]
     mutate(save_causal_lm(tmp_path, "llama"))
     with pytest.raises(EngineError, match=message) as caught:
@@ -96,7 +96,7 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
         (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
     ],
 )
-def test_a_broken_classifier_is_refused_in_one_line(
+def test_load_classifier_refuses_a_broken_folder(
     mutate: Mutation, message: str, tmp_path: Path
 ) -> None:
     mutate(save_classifier(tmp_path, ["fine", "toxic"]))
@@ -112,7 +112,7 @@ def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_an_adapter_is_refused(tmp_path: Path) -> None:
+def test_load_model_refuses_an_adapter(tmp_path: Path) -> None:
     """Transformers then reports missing weights of the adapter only, not those of the model."""
     peft = pytest.importorskip("peft")
     model = TransformersEngine(save_causal_lm(tmp_path, "llama")).model

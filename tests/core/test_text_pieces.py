@@ -47,7 +47,7 @@ WORDS = [f" w{i}" for i in range(200)]
         ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor inside of a character
     ],
 )
-def test_where_a_sentence_ends(pieces: list[str], end: int | None) -> None:
+def test_first_end_of_a_sentence(pieces: list[str], end: int | None) -> None:
     assert first_end(pieces, ended=False) == end
     ended = first_end(pieces, ended=True)
     assert ended == (end or len(pieces))
@@ -69,7 +69,7 @@ def test_where_a_sentence_ends(pieces: list[str], end: int | None) -> None:
         ([], []),
     ],
 )
-def test_where_words_begin(pieces: list[str], starts: list[int]) -> None:
+def test_word_starts_in_any_script(pieces: list[str], starts: list[int]) -> None:
     assert word_starts(pieces) == starts
 
 

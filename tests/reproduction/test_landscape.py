@@ -25,7 +25,7 @@ def moved_prompt(detoxifier: Detoxifier) -> str:
     return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
 
 
-def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
+def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     prompt = moved_prompt(detoxifier)
     world = explore(detoxifier, prompt, grid=5)
     trace = [e for e in detoxifier(prompt).trace if e.role != "perturbation"]
