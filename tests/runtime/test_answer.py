@@ -118,7 +118,7 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (("of", "texts"), "tuple of texts; Detoxifier.batch and .map take several"),
+        (("of", "texts"), "tuple of texts; Detoxifier.map takes several"),
         ([{"role": "user"}], "list; detox.chat answers messages"),
         (None, "NoneType; detox.chat answers messages"),
     ],

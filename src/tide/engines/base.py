@@ -311,7 +311,7 @@ class Engine(ABC):
         if not isinstance(value, str):
             kind, way = type(prompt).__name__, "detox.chat answers messages"
             if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
-                kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
+                kind, way = f"{kind} of texts", "Detoxifier.map takes several"
             raise InputError(f"expected a text, got {kind}; {way}")
         if (index := half_character(prompt)) is not None:
             raise InputError(f"invalid Unicode: lone surrogate at index {index}")
