@@ -101,7 +101,7 @@ def test_find_runs_inside_the_folder_of_a_run(tmp_path: Path) -> None:
     assert set(find_runs([tmp_path / "runs"])) == {inner, tmp_path / "runs"}
 
 
-def test_records_without_configuration_are_refused(tmp_path: Path) -> None:
+def test_runs_that_lack_a_file_are_refused(tmp_path: Path) -> None:
     """A report must not leave a method out without a word."""
     for name in ("a", "b"):
         write(run([[0.1]]), tmp_path / "runs" / name)
@@ -116,6 +116,9 @@ def test_records_without_configuration_are_refused(tmp_path: Path) -> None:
         (tmp_path / "runs/b/config.json").read_bytes()
     )
     assert set(find_runs([tmp_path / "runs"])) == {tmp_path / "runs/b", single}
+    single.unlink()
+    with pytest.raises(InputError, match=r"records\.jsonl is missing"):
+        find_runs([tmp_path / "runs"])
     with pytest.raises(InputError, match=r"is not a run \(out\.jsonl\.config\.json is missing\)"):
         find_runs([tmp_path / "out.jsonl"])
 

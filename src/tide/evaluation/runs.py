@@ -146,7 +146,8 @@ def files_of(run: Path) -> RunFiles:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the distinct runs at and below `paths`; below each path, the oldest run is first.
 
-    Raises InputError for a path without a run, and for records without a configuration.
+    Raises InputError for a path without a run, and for a run without its records or
+    configuration.
     """
     runs: dict[Path, None] = {}
     for path in paths:
@@ -171,12 +172,20 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _run_of(config: Path) -> Path | None:
-    """Return the run of a configuration file, or None if it belongs to no run."""
+    """Return the run of a configuration file, or None if it belongs to no run.
+
+    Raises InputError for a run whose records are missing.
+    """
     beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
     run = config.parent if config.name == CONFIG else beside
     files = files_of(run)
-    if files.config != config or not files.records.is_file():
+    if files.config != config:
         return None
+    if not files.records.is_file():
+        if read_object(config).get("format") != FORMAT:  # of something else, such as a model
+            return None
+        name = files.records.name
+        raise InputError(f"{run}: {name} is missing; restore it, or move the rest elsewhere")
     # The records of a run that has just begun are empty.
     return run if files.records.stat().st_size else None
 
