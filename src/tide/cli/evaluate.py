@@ -211,5 +211,5 @@ def _print_tables(tables: Sequence[Table]) -> None:
 
     known: set[str] = set()
     for table in tables:
-        OUTPUT.print(to_rich(table, known=known))
+        OUTPUT.print(to_rich(table, OUTPUT.width, known))
         known.update(table.legend)
