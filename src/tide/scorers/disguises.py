@@ -270,7 +270,7 @@ _SHORT = 2000  # characters of a text whose parts are remembered
 # A text is found from the last characters before its last part; it may have this many parts more.
 _TAIL, _MOST_NEW = 160, 4
 # Many texts may end alike, as with a signature, and each later one is compared with them.
-_MOST_ENDINGS, _MOST_ALIKE = 256, 4
+_MOST_ENDINGS, _MOST_ALIKE = 512, 4
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
 # Finds most texts without masked words; the next expression is slower.
 _SIGNED = re.compile(r"[0-9*#@$!_-](?<=[A-Za-z].)|\*[A-Za-z]")
