@@ -313,6 +313,27 @@ def test_calls_of_a_concurrent_scorer_run_side_by_side() -> None:
         assert [list(call.result(20)) for call in calls] == [[0.0], [0.0]]
 
 
+def test_a_call_that_began_earlier_and_fails_later_leaves_a_scorer_ready() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def score(texts: list[str]) -> list[float]:
+        if texts == ["slow"]:
+            begun.set()
+            assert go_on.wait(20)
+            raise ScorerUnavailableError("no answer in time")
+        return [0.0]
+
+    score.concurrent = True  # type: ignore[attr-defined]
+    scorer = MeasuredScorer(load_scorer(score), Metrics())
+    with ThreadPoolExecutor() as thread:
+        slow = thread.submit(scorer.score, ["slow"])
+        assert begun.wait(20)
+        scorer.score(["a text"])
+        go_on.set()
+        assert isinstance(slow.exception(20), ScorerUnavailableError)
+    assert scorer.up
+
+
 def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> None:
     entered, go, at_once = threading.Event(), threading.Event(), []
 

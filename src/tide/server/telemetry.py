@@ -7,6 +7,7 @@ They hold counts, times and scores, never any text or key. A span's `tide.reques
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -224,7 +225,7 @@ class MeasuredScorer(ScorerWrapper):
     """Counts and times the calls of a scorer.
 
     Policies share scorers, so only one thread at a time calls a slow scorer, unless it is
-    `concurrent`. up: whether the last call succeeded.
+    `concurrent`. up: whether the call succeeded that began last, of those that have ended.
     """
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
@@ -232,6 +233,8 @@ class MeasuredScorer(ScorerWrapper):
         self.metrics = metrics
         self._lock = threading.RLock()
         self.up = True
+        self._calls = itertools.count()
+        self._latest = 0  # number of the call that `up` tells of
         if (screen := screen_of(scorer)) is not None:
             inner = MeasuredScorer(screen, metrics)
             # A scorer and its screen may have a member in common.
@@ -240,20 +243,24 @@ class MeasuredScorer(ScorerWrapper):
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         with nullcontext() if self.quick or self.concurrent else self._lock:
-            started = time.monotonic()
+            number, started = next(self._calls), time.monotonic()
             try:
                 answer = super().score_attributes(texts)
             except ScorerError as error:
-                self.up = False
+                self._end(number, succeeded=False)
                 self.metrics.failed.labels(type(error).__name__).inc()
                 raise
             finally:
                 self.metrics.scoring.observe(time.monotonic() - started)
                 self.metrics.scored.inc(len(texts))
-            self.up = True
+            self._end(number, succeeded=True)
             if FALLBACK in answer.attributes:
                 self.metrics.fallbacks.inc(float(answer.attributes[FALLBACK].sum()))
             return answer
+
+    def _end(self, number: int, *, succeeded: bool) -> None:
+        if number >= self._latest:
+            self._latest, self.up = number, succeeded
 
     def check(self) -> bool:
         """Return whether the scorer answers. Calls the scorer only if the last call failed.
