@@ -178,3 +178,14 @@ def test_a_word_with_a_repeated_letter_is_read() -> None:
 )
 def test_harmless_text_with_signs_is_read_as_it_is(text: str) -> None:
     assert unmasked(text) == text
+
+
+@pytest.mark.parametrize("name", ["pocket", "sentence", "profanity-check", "lexicon"])
+def test_every_bundled_scorer_reads_masked_words(name: str) -> None:
+    scorer = load_scorer(name)
+    plain = scorer.score(FREQUENT)
+    for hidden in (
+        [f"{word[0]}*{word[2:]}" for word in FREQUENT],
+        [f"{word[0]}{word[1] * 2}{word[2:]}" for word in FREQUENT],
+    ):
+        assert (scorer.score(hidden) >= plain - 1e-6).mean() >= 0.8
