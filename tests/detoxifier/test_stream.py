@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,10 +31,8 @@ from tide.engines.base import Request
 FIVE = [sentence(f"Good{i}") for i in range(6)]
 
 
-def streamed(
-    detox: Detoxifier, way: str, read: Callable[[], object] = lambda: None, **changes: Any
-) -> tuple[list[str], Any]:
-    """The texts of a stream, and its result or error. way: sync or async. told: called per text."""
+def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
+    """The texts of a stream, and its result or error. way: sync or async."""
     texts: list[str] = []
 
     async def run() -> Result:
@@ -46,7 +42,6 @@ def streamed(
             async with aio.stream(PROMPT, **changes) as stream:
                 async for text in stream:
                     texts.append(text)
-                    read()
             return stream.result
 
     try:
@@ -55,7 +50,6 @@ def streamed(
         with detox.stream(PROMPT, **changes) as stream:
             for text in stream:
                 texts.append(text)
-                read()
         return texts, stream.result
     except TideError as error:
         return texts, error
@@ -99,19 +93,6 @@ def test_a_searched_answer_is_one_text(case: Any, way: str) -> None:
     assert texts == [result.text]
     texts, result = streamed(story(third_always, strategy="random-walk"), way)
     assert (texts, result.text, result.best.refused) == ([], "", True)
-
-
-def test_a_sentence_is_there_before_the_next_is_written(way: str) -> None:
-    """Accepted text does not wait for the end of the answer."""
-
-    class Waiting(Storyteller):
-        async def _pause(self, request: Request, written: int) -> None:
-            while written >= 4 * WORDS and not was_read.is_set():
-                await asyncio.sleep(0.005)
-
-    was_read = threading.Event()
-    detox = Detoxifier(Waiting(never), scorer=Reader(), **SETTINGS)
-    assert streamed(detox, way, was_read.set)[0] == FIVE
 
 
 def test_stream_ends_with_the_error_of_its_scorer(way: str) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tide
 from tests.scripted_engine import ScriptedEngine
@@ -52,18 +50,6 @@ def test_prompts_are_detoxified(alone: list[Result]) -> None:
         assert trial.generated_tokens == 2 * trial.evaluations
         assert trial.scorer_calls == len({(e.round, e.text) for e in trial.trace})
         assert [e.round for e in trial.trace] == sorted(e.round for e in trial.trace)
-
-
-@given(
-    st.lists(st.sampled_from(range(len(PROMPTS))), min_size=1, max_size=8),
-    st.integers(1, 20),
-)
-@settings(max_examples=10, deadline=None)
-def test_equal_seeds_give_equal_runs_whatever_else_is_in_the_batch(
-    alone: list[Result], chosen: list[int], max_batch: int
-) -> None:
-    detox = detoxifier(max_batch, num_trials=2)
-    assert list(detox.map(PROMPTS[i] for i in chosen)) == [alone[i] for i in chosen]
 
 
 def test_seeds_differ_by_prompt_trial_and_seed(alone: list[Result]) -> None:

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.generated import examples
 from tests.models import CONFIGS, CONTEXT, save_causal_lm
-from tide.core.errors import CompletionError
-from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import Forward, Stream
 
@@ -71,25 +66,6 @@ def test_logits_are_those_of_a_fresh_read(
 
 
 @torch.inference_mode()
-def test_a_row_may_be_copied(engine: TransformersEngine) -> None:
-    """Twice, each of four rows gets three candidates, and four of the twelve are kept."""
-    rows = [[3 + (7 * i + length) % 290 for i in range(length)] for length in (20, 3, 11, 4)]
-    stream = Stream(engine.forward, [engine.embed_tokens(row) for row in rows])
-    for seed in range(2):
-        copies = [number for number in range(4) for _ in range(3)]
-        stream.select(copies)
-        rows = [list(rows[number]) for number in copies]
-        advance(engine, stream, rows, seed)
-        compare(engine, stream, rows)
-        kept = [1, 3, 8, 9]
-        stream.select(kept)
-        rows = [rows[number] for number in kept]
-        compare(engine, stream, rows)
-    advance(engine, stream, rows, 5)
-    compare(engine, stream, rows)
-
-
-@torch.inference_mode()
 def test_the_output_layer_reads_contiguous_states(engine: TransformersEngine) -> None:
     """A GPU reads the layer's weights once for each row of a strided view."""
     head, seen = engine.model.get_output_embeddings(), []
@@ -108,20 +84,3 @@ def test_a_row_that_resumes_first_is_where_the_model_is() -> None:
     stream.resume([(keys, keys), (keys, keys)])
     stream.advance(torch.zeros(1, dtype=torch.int64, device="meta"))
     assert stream.logits.device.type == "meta"
-
-
-@pytest.mark.parametrize(
-    ("bad", "temperature", "new"), [(float("nan"), 0.0, 1), (float("inf"), 0.1, 5)]
-)
-def test_logits_that_are_not_finite_are_an_error(
-    tmp_path: Path, bad: float, temperature: float, new: int
-) -> None:
-    """They would give an empty text, which is not scored."""
-    broken = TransformersEngine(save_causal_lm(tmp_path, "llama"))
-    (good, other) = broken.embed(["a good prompt", "another"])
-    row = Sampling(temperature=temperature, max_new_tokens=new)
-    assert len(completed(broken, [good], row, [1])) == 1
-    with torch.no_grad():
-        broken.model.model.norm.weight[0] = bad
-    with pytest.raises(CompletionError, match="NaN or infinite"):
-        completed(broken, [good, other], row, [1, 2])
