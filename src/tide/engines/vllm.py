@@ -22,7 +22,6 @@ from tide.core.pretrained import read_config
 from tide.engines.base import (
     NEVER,
     Engine,
-    FinishReason,
     MaxBatch,
     Piece,
     Request,
@@ -126,7 +125,17 @@ class VllmEngine(EmbeddingEngine):
         return asynchronous.from_engine_args(arguments)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        parameters = sampling_fields(request)
+        sampling = request.sampling
+        parameters: dict[str, Any] = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_tokens": sampling.min_new_tokens,
+            "stop": list(sampling.stop),
+            "seed": request.seed if sampling.temperature > 0 else None,
+            "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
+        }
         if request.piece_tokens is not None:
             parameters |= {"stream_interval": request.piece_tokens}
         async with aclosing(self._outputs(request, parameters)) as outputs:
@@ -135,7 +144,11 @@ class VllmEngine(EmbeddingEngine):
                 ids, reason = tuple(written.token_ids), written.finish_reason
                 if reason not in (None, "length", "stop"):
                     raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reason})")
-                yield Piece(*without_end(ids, reason, written.stop_reason))
+                if isinstance(written.stop_reason, str):  # the reader cuts the text before it
+                    reason = "length"
+                elif reason == "stop":  # by the last token
+                    ids = ids[:-1]
+                yield Piece(ids, reason)
 
     async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         async def likelihood(prompt: Sequence[int], completion: Sequence[int]) -> float:
@@ -195,34 +208,6 @@ class VllmEngine(EmbeddingEngine):
             engine.shutdown()
             # An engine that is deleted only when Python exits prints a traceback.
             self._engine = None
-
-
-def sampling_fields(request: Request) -> dict[str, Any]:
-    """Return a request's sampling fields for vLLM."""
-    sampling = request.sampling
-    return {
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_tokens": sampling.min_new_tokens,
-        "stop": list(sampling.stop),
-        "seed": request.seed if sampling.temperature > 0 else None,
-        "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
-    }
-
-
-def without_end(
-    ids: tuple[int, ...], reason: FinishReason | None, stopped_by: int | str | None
-) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Return vLLM's token ids and finish reason, without the token that ended the text.
-
-    After a stop string, whose tokens are included, the reason becomes "length", because the caller
-    finds the stop string in the text and cuts the text.
-    """
-    if reason != "stop":
-        return ids, reason
-    return (ids, "length") if isinstance(stopped_by, str) else (ids[:-1], "stop")
 
 
 async def difference(

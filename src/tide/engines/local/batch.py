@@ -257,10 +257,6 @@ class Batch:
             self._resting.cancel()
 
     @property
-    def idle(self) -> bool:
-        return not (self._readings or self._waiting or self._running)
-
-    @property
     def _running(self) -> int:
         return sum(len(lane.running) for lane in self.lanes.values())
 
@@ -268,7 +264,7 @@ class Batch:
         try:
             # Requests made in one turn of the loop enter together.
             await self._wait()
-            while not self.idle:
+            while self._readings or self._waiting or self._running:
                 try:
                     self._turn()
                 except BaseException as error:
@@ -431,7 +427,9 @@ class Batch:
             read(jobs)
         except BaseException as error:
             if len(jobs) == 1:
-                jobs[0].put(_unread(error))
+                if not isinstance(error, CompletionError):
+                    error = CompletionError(f"the prompt could not be read: {described(error)}")
+                jobs[0].put(error)
                 return
             for job in jobs:
                 self._each([job], read)
@@ -502,12 +500,6 @@ class Batch:
         for job in work:
             if not job.aborted:
                 job.put(error)
-
-
-def _unread(error: BaseException) -> CompletionError:
-    if isinstance(error, CompletionError):
-        return error
-    return CompletionError(f"the prompt could not be read: {described(error)}")
 
 
 def _failed(error: BaseException) -> EngineError:
