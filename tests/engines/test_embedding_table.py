@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm
-from tide.core.errors import CompletionError, EngineError
+from tide.core.chat import Rendered
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines import embedding_table
 from tide.engines.base import Completion, FinishReason, Piece, Request
@@ -93,6 +94,17 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
     assert engine.completion([], "stop", 0, PLAIN[0]).text == ""
     with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
         engine.completion(unknown, "length", 0, PLAIN[0])
+
+
+def test_prompt_with_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "llama"))
+    engine.tokenizer.add_tokens([f"<{number}>" for number in range(VOCAB)])
+    problem = f"holds '<{VOCAB - 1}>', for which the model .* has no embedding"
+    for text in (f"a text <{VOCAB - 1}>", Rendered(f"a chat <{VOCAB - 1}>")):
+        with pytest.raises(InputError, match=problem):
+            engine.tokenize([text])
+        with pytest.raises(InputError, match=problem):
+            engine.encode(text)
 
 
 def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(

@@ -60,27 +60,27 @@ class EmbeddingEngine(Engine):
         return float(self._norms.mean()) * self.embedding_scale
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        rows: list[list[int]] = [
-            self._read(text)[0] if isinstance(text, Rendered) else self.tokenizer(text)["input_ids"]
-            for text in prompts
-        ]
-        for ids in rows:
-            if (outside := self._outside(ids)) is not None:
-                token = self.tokenizer.convert_ids_to_tokens(outside)
-                problem = f"for which the model {self.name} has no embedding"
-                raise InputError(f"prompt: holds {token!r}, {problem}")
+        rows = []
+        for text in prompts:
+            if isinstance(text, Rendered):
+                ids, _ = self._read(text)
+            else:
+                ids = self._embedded(self.tokenizer(text)["input_ids"])
+            rows.append(ids)
         return rows
 
     def _encode(self, text: str) -> Prompt:
-        (ids,) = self._tokenize([text])
-        special = [token_id in self._special_ids for token_id in ids]
         if not isinstance(text, Rendered):
-            return Prompt(text, tuple(ids), tuple(special))
-        spans = self._read(text)[1]
-        marks = list(zip(special, spans, strict=True))
-        fixed = tuple(is_special or span != 0 for is_special, span in marks)
-        user = tuple(span >= 0 and not is_special for is_special, span in marks)
-        return Prompt(str(text), tuple(ids), fixed, user)
+            (ids,) = self._tokenize([text])
+            special = tuple(token_id in self._special_ids for token_id in ids)
+            return Prompt(text, tuple(ids), special)
+        fixed, user = [], []
+        ids, spans = self._read(text)
+        for token_id, span in zip(ids, spans, strict=True):
+            is_special = token_id in self._special_ids
+            fixed.append(is_special or span != 0)
+            user.append(span >= 0 and not is_special)
+        return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
 
     @property
     def has_chat_template(self) -> bool:
@@ -103,7 +103,6 @@ class EmbeddingEngine(Engine):
             return text
 
         text = render(chat, template, self.name)
-        self._tokenize([text])  # refuses ids without an embedding
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
         self._refuse_control("user", (i for i, span in pairs if span >= 0))
@@ -128,12 +127,21 @@ class EmbeddingEngine(Engine):
         """Return a chat's token ids, and which user message holds each (`Rendered.spans_of`)."""
         # The template has already written the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
+        ids = self._embedded(read["input_ids"])
         # A space between two tokens belongs to the second token.
         spans, last = [], 0
         for begin, end in read["offset_mapping"]:
             spans.append((min(begin, last), end))
             last = max(last, end)
-        return read["input_ids"], text.spans_of(spans)
+        return ids, text.spans_of(spans)
+
+    def _embedded(self, ids: list[int]) -> list[int]:
+        """Return `ids`. Raises InputError for a token that the model has no embedding for."""
+        if (outside := self._outside(ids)) is not None:
+            token = self.tokenizer.convert_ids_to_tokens(outside)
+            problem = f"for which the model {self.name} has no embedding"
+            raise InputError(f"prompt: holds {token!r}, {problem}")
+        return ids
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         self.check_ids(token_ids)
