@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
+from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, story
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
@@ -324,8 +324,7 @@ class Screened(Reader):
 def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown() -> None:
     scorer = Screened(lambda text: "Good2" in text.split())
     scorer.screen = Reader()
-    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
-    detox = Detoxifier(Storyteller(never), scorer=scorer, strategy="backtrack", **settings)
+    detox = story(never, scorer, strategy="backtrack")
     shown = ""
     with detox.stream(PROMPT) as stream:
         for text in stream:
@@ -353,8 +352,7 @@ def test_the_model_does_not_wait_for_a_sentence_that_the_screen_accepts() -> Non
     scorer = Slow(lambda text: False)
     scorer.screen = Reader()
     scorer.screen.quick = True  # type: ignore[attr-defined]
-    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
-    detox = Detoxifier(Writing(never), scorer=scorer, strategy="backtrack", **settings)
+    detox = Detoxifier(Writing(never), scorer=scorer, **{**SETTINGS, "strategy": "backtrack"})
     assert detox(PROMPT).accepted
 
 
@@ -373,9 +371,8 @@ def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
 
     scorer = Reader()
     scorer.quick = True  # type: ignore[attr-defined]
-    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
     strategy = "backtrack:pace=sentence"
-    detox = Detoxifier(Waiting(never), scorer=scorer, strategy=strategy, **settings)
+    detox = Detoxifier(Waiting(never), scorer=scorer, **{**SETTINGS, "strategy": strategy})
     with detox.stream(PROMPT) as stream:
         for _ in stream:
             shown.set()
