@@ -40,13 +40,6 @@ def streamed(bad: Any, scorer: Any = None, **settings: Any) -> tuple[str, Trial]
         return shown, stream.result.best
 
 
-def test_repair_is_counted() -> None:
-    trial = story(third)(PROMPT).best
-    assert (trial.accepted, trial.repairs, trial.flagged) == (True, 1, ())
-    clean = story(lambda *_: False)(PROMPT).best
-    assert (clean.accepted, clean.repairs, clean.flagged) == (True, 0, ())
-
-
 def test_block_ends_the_answer_before_the_text_that_fails() -> None:
     shown, trial = streamed(third, on_fail="block")
     assert trial.accepted
@@ -71,6 +64,8 @@ def test_flag_gives_out_the_models_text_and_names_what_it_fails(strategy: str) -
     assert shown == trial.text
     assert sentence("Bad2") in shown
     assert (trial.accepted, trial.flagged, trial.repairs) == (True, ("toxicity",), 0)
+    clean = story(never, strategy=strategy, on_fail="flag")(PROMPT).best
+    assert (clean.accepted, clean.flagged) == (True, ())
     assert len(trial.trace) == 1
 
 
