@@ -204,7 +204,9 @@ def _splits_character(pieces: Sequence[str], end: int) -> bool:
 
 def maybe_stops(stop: Sequence[str], pieces: Sequence[str], end: int) -> bool:
     """Whether the text of the first `end` pieces ends with the beginning of a stop string."""
-    longest = max(map(len, stop), default=0)
+    if not stop:
+        return False
+    longest = max(map(len, stop))
     text = "".join(pieces[start_before(pieces, end, longest) : end])
     return any(text.endswith(string[:count]) for string in stop for count in range(1, len(string)))
 

@@ -71,7 +71,10 @@ class Acceptance:
 
     def worst(self, scores: Scores) -> TextScore:
         """Return the score of the text that is nearest to failing, or fails by most."""
-        return max(scores.rows(), key=lambda score: (self.scaled(score), score.value))
+        rows = scores.rows()
+        if len(rows) == 1:
+            return rows[0]
+        return max(rows, key=lambda score: (self.scaled(score), score.value))
 
     def _limits(self, score: TextScore) -> list[tuple[str, float, float]]:
         """Return the name, value and limit of each score that counts.

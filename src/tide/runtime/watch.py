@@ -198,7 +198,8 @@ class Watch:
     def _wide(self, after: int, position: int) -> list[str]:
         """Return the short and the long window for a scorer or screen that reads texts whole."""
         context = self.acceptance.settings.window_tokens
-        starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
+        short, wide = self._start(after - context), self._start(after - _WIDER * context)
+        starts = [short] if short == wide else [short, wide]
         return ["".join(self.texts[start:position]) for start in starts]
 
     def _start(self, position: int) -> int:
@@ -331,9 +332,10 @@ def _stopped(watch: Watch, settled: int) -> FinishReason | None:
     settled: number of tokens whose texts were searched before.
     """
     texts, stop = watch.texts, watch.acceptance.settings.stop
-    longest = max(map(len, stop), default=0)
-    start = start_before(texts, settled, longest)
-    end = watch.acceptance.settings.stop_in("".join(texts[start:])) if stop else None
+    if not stop:
+        return None
+    start = start_before(texts, settled, max(map(len, stop)))
+    end = watch.acceptance.settings.stop_in("".join(texts[start:]))
     if end is None:
         return None
     end += len("".join(texts[:start]))

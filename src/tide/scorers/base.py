@@ -363,9 +363,10 @@ class Scores:
 
     def rows(self) -> list[TextScore]:
         """Return the score of each text."""
+        empty = self.empty.tolist()
         return [
-            TextScore(float(value), self.known(row), bool(self.empty[row]))
-            for row, value in enumerate(self.values)
+            TextScore(value, self.known(row), empty[row])
+            for row, value in enumerate(self.values.tolist())
         ]
 
     def known(self, row: int) -> dict[str, float]:
