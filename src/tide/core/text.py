@@ -10,7 +10,7 @@ piece of a token that ends inside a code point is empty.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import regex
 
@@ -129,23 +129,23 @@ def ends_sentence(pieces: Sequence[str], end: int) -> bool:
     return ends_line or any(match.end() == len(before) for match in _ENDS.finditer(before))
 
 
-def word_starts(pieces: Sequence[str]) -> list[int]:
-    """List the tokens that begin a word without splitting a character; the first index is 0."""
-    starts, text = [0] if pieces else [], ""
-    first = 0  # index of the first token after the last allowed cut
+def word_starts(pieces: Sequence[str]) -> Iterator[int]:
+    """Yield the tokens that begin a word without splitting a character; the first index is 0."""
+    if pieces:
+        yield 0
+    text, first = "", 0  # index of the first token after the last allowed cut
     for number, piece in enumerate(pieces):
         if not _is_whole(piece):
             continue
         unit = "".join(pieces[first : number + 1])
         if first and begins_word(unit) and not splits_character(text, unit):
-            starts.append(first)
+            yield first
         text, first = text + unit, number + 1
-    return starts
 
 
-def word_ends(pieces: Sequence[str], start: int) -> list[int]:
-    """Return the places after `start` where one word ends and the next word begins, ascending."""
-    return [start + index for index in word_starts(pieces[start:])[1:]]
+def word_ends(pieces: Sequence[str], start: int) -> Iterator[int]:
+    """Yield the places after `start` where one word ends and the next word begins, ascending."""
+    return (start + index for index in islice(word_starts(pieces[start:]), 1, None))
 
 
 def cut(pieces: Sequence[str], length: int) -> list[str]:

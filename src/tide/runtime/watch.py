@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pydantic import Field
 
@@ -171,7 +172,7 @@ class Watch:
             minimum = 1 if self.options.pace == "word" else int(self.options.pace)
             positions = word_ends(self.texts, max(start, self._empty))
             if self.ends_word and end > start:
-                positions.append(end)
+                positions = chain(positions, [end])
             for position in positions:
                 if self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:position])):
                     self._empty = position
