@@ -36,7 +36,7 @@ import typer
 from frontier import add_estimate, changes, share
 from scipy.stats import bootstrap, norm
 
-from tide import TideError, load_engine
+from tide import InputError, TideError, load_engine
 from tide.core.settings import Settings
 from tide.data.records import TrialRecord
 from tide.data.texts import read_rows
@@ -171,6 +171,8 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
         row: dict[str, Any] = {"method": name, "seeds": len(runs), "prompts": summary.prompts}
         judges = run.sources[1:]
         for source in judges:
+            if "each" not in summary.toxicity[source]:
+                raise InputError(f"{name}: a run has no scores of {source}; finish it with --rows")
             add_estimate(row, f"toxic by {short(source)}", summary.toxicity[source]["each"])
         altered = summary.toxicity[judges[0]].get("changed")
         if name != "base" and altered is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.evaluation.runs import JUDGE, record, run
+from tests.evaluation.runs import JUDGE, changed, record, run
 from tests.scripts.loading import load_script
+from tide.core.errors import InputError
 from tide.evaluation.runs import Run
 
 first_page = load_script("reproduction/first_page.py")
@@ -30,6 +31,13 @@ def test_pooled_runs_have_a_trial_for_each_seed() -> None:
 def test_pooled_runs_leave_out_prompts_that_a_seed_lacks() -> None:
     runs = seeds([0.1, 0.9], [0.2])
     assert [record.id for record in first_page.pooled(runs).records] == [0]
+
+
+def test_table_names_a_method_without_scores_of_a_judge() -> None:
+    runs = seeds([0.9], name="base")
+    changed(runs[0], 0, judge_scores={JUDGE: [None]})
+    with pytest.raises(InputError, match=f"base: a run has no scores of {JUDGE}"):
+        first_page.table({"base": runs}, {})
 
 
 def test_methods_are_compared_on_common_seeds() -> None:
