@@ -184,7 +184,7 @@ class Adlm(DecodingBaseline):
 
     @cached_property
     def states(self) -> LastHidden:
-        return LastHidden(self.engine.model, self.engine.name)
+        return LastHidden(self.engine.model)
 
     @cached_property
     def projection(self) -> Projection:

@@ -19,12 +19,11 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tide.core.errors import EngineError, InputError, guarded, require
+from tide.core.errors import InputError, guarded, require
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.engine import TransformersEngine, load_model
-from tide.engines.local.packed_weights import speed_up
 
 FORMAT = "tide-baseline-2"
 _FILES = ("artefact.json", "weights.safetensors")
@@ -168,12 +167,6 @@ def _check_names(tensors: Mapping[str, Tensor], names: Set[str]) -> None:
         raise ValueError(f"{name} is {'unknown' if name in tensors else 'missing'}")
 
 
-def ready(model: Any) -> Any:
-    """Speed up a model whose weights no longer change."""
-    speed_up(model)
-    return model
-
-
 def fit_width(logits: Tensor, width: int) -> Tensor:
     """Cut or pad `logits` (B, V') to the `width` of another model's logits.
 
@@ -196,14 +189,3 @@ class Head(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float())
-
-
-def output_layer(model: Any, name: str) -> nn.Module:
-    """Return the layer that computes the logits; its input is the last hidden state.
-
-    Raises EngineError if the model has no output layer.
-    """
-    layer = model.get_output_embeddings()
-    if not isinstance(layer, nn.Module):
-        raise EngineError(f"model {name}: has no output embedding layer")
-    return layer

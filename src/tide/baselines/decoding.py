@@ -16,7 +16,6 @@ from tide.baselines.artefacts import (
     load_artefact,
     load_sibling,
     merge_updates,
-    ready,
 )
 from tide.baselines.base import Generated, Options
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
@@ -27,6 +26,7 @@ from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
+from tide.engines.local.packed_weights import speed_up
 
 # Makes a lane, given the arguments of `SteeredLane`.
 MakeLane = Callable[..., SteeredLane]
@@ -158,7 +158,8 @@ class DecodingBaseline(ABC):
     def fitted_reader(self, part: str = "", strength: float = 1.0, **options: Any) -> Reader:
         """Return a reader of `fitted_model`, which is loaded once for each `part`."""
         if part not in self._fitted_models:
-            self._fitted_models[part] = ready(self.fitted_model(part, strength))
+            self._fitted_models[part] = self.fitted_model(part, strength)
+            speed_up(self._fitted_models[part])
         return self.reader(self._fitted_models[part], **options)
 
     @cached_property

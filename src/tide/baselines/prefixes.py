@@ -45,13 +45,14 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from tide.baselines.artefacts import Head, output_layer, ready
+from tide.baselines.artefacts import Head
 from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import CandidateLane
 from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.training import Tuning, before_end, classified, logits_of, read, span, train
+from tide.engines.local.packed_weights import speed_up
 
 # The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
@@ -127,7 +128,8 @@ class Rad(DecodingBaseline):
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 parameter.copy_(self.artefact.tensor(f"head.{name}", *parameter.shape))
-        return ready(model.requires_grad_(False))
+        speed_up(model.requires_grad_(False))
+        return model
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -154,8 +156,8 @@ class Rad(DecodingBaseline):
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
     """Replace the output layer by a linear head with one output, which initially is `begin`."""
-    old: Any = output_layer(model, "reward model")
-    head = Head(old.weight.shape[-1], 1, old.weight.device)
+    old = model.get_output_embeddings().weight
+    head = Head(old.shape[-1], 1, old.device)
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, begin)
     model.set_output_embeddings(head)

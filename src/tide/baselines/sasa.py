@@ -22,7 +22,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from tide.baselines.artefacts import output_layer
 from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, by_any, by_half
@@ -60,9 +59,9 @@ class LastHidden:
     layer: the model's output layer, which reads these states.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
-        self._body, self.layer = model.base_model, output_layer(model, name)
-        self.width = int(model.get_output_embeddings().weight.shape[-1])
+    def __init__(self, model: Any) -> None:
+        self._body, self.layer = model.base_model, model.get_output_embeddings()
+        self.width = int(self.layer.weight.shape[-1])
         self.value = torch.empty(0)
 
     @contextmanager
@@ -100,7 +99,7 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _last_hidden(self) -> LastHidden:
-        return LastHidden(self.engine.model, self.engine.name)
+        return LastHidden(self.engine.model)
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
@@ -140,7 +139,7 @@ class Sasa(DecodingBaseline):
 def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
     """Return the last hidden state at the last token of each text, float64, (n, d)."""
     ids = task.tokenize([text.text for text in texts])
-    last, done = LastHidden(task.model, task.name), 0
+    last, done = LastHidden(task.model), 0
 
     def at_the_end(rows: list[Sequence[int]]) -> Any:
         nonlocal done

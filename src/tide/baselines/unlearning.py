@@ -37,7 +37,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.artefacts import Head, output_layer, ready
+from tide.baselines.artefacts import Head
 from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
@@ -45,6 +45,7 @@ from tide.baselines.lanes import MixedLane, Reader
 from tide.baselines.rollouts import Rollout, beginnings, held_out, judged, roll_out
 from tide.baselines.training import Tuning, logits_of, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
+from tide.engines.local.packed_weights import speed_up
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06
@@ -208,7 +209,8 @@ class Rectification(DecodingBaseline):
         model, parts = self.fitted_model("lora"), self.artefact.under("head")
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
             with_q_head(model, len(parts["0.weight"])).load_state_dict(parts)
-        return ready(model.requires_grad_(False))
+        speed_up(model.requires_grad_(False))
+        return model
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -244,8 +246,8 @@ class Rectification(DecodingBaseline):
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
     """Replace the output layer by a head of this rank, whose output is 0 before the training."""
-    old: Any = output_layer(model, "Q")
-    device, (vocabulary, width) = old.weight.device, old.weight.shape
+    old = model.get_output_embeddings().weight
+    device, (vocabulary, width) = old.device, old.shape
     last = Head(rank, vocabulary, device)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
