@@ -80,12 +80,14 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    return _is_ordinary(text) if len(text) < _SHORT else _is_ordinary.__wrapped__(text)
+    if len(text) >= _SHORT:
+        return _ORDINARY.fullmatch(text) is not None
+    return all(parts_of(text).read(_is_ordinary_part))
 
 
-@lru_cache(maxsize=512)
-def _is_ordinary(text: str) -> bool:  # each step that reads a text asks
-    return _ORDINARY.fullmatch(text) is not None
+@lru_cache(maxsize=2**14)
+def _is_ordinary_part(part: str) -> bool:
+    return _ORDINARY.fullmatch(part) is not None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
