@@ -387,9 +387,15 @@ class Parts:
 
 
 def _ended_with(head: str) -> Parts | None:
-    """Return the shortest text that ended with `head`, apart from its last part."""
+    """Return the shortest text that ended with `head`, apart from its last part.
+
+    A much longer one is another window of the text, from which this one has not grown.
+    """
     alike = _newest.get(head[-_TAIL:], ()) if head else ()
-    longer = [parts for parts in reversed(alike) if parts.head.endswith(head)]
+    most = len(head) + _TAIL
+    longer = [
+        parts for parts in reversed(alike) if len(parts.head) <= most and parts.head.endswith(head)
+    ]
     return min(longer, key=lambda parts: len(parts.head), default=None)
 
 
