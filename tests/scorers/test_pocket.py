@@ -167,7 +167,7 @@ def test_texts_that_end_alike_are_kept_in_small_numbers(scorer: PocketScorer) ->
     ending = "and many kind regards from Berlin, where it rains " * 4
     for first, second in itertools.product("abcdefghij", repeat=2):
         scorer.score([f"x{first} y{second} {ending}"])
-    assert len(disguises._newest[ending[:-1][-160:]]) <= 4
+    assert len(disguises._newest[ending[:-1][-disguises._TAIL :]]) <= 4
 
 
 @examples(30, 2000)

@@ -269,8 +269,9 @@ _COMMON = 10.0  # uses in a million words that make an unlisted word ordinary, n
 _RATIO = 10  # how much more frequently a listed word is masked than another word
 _LONGEST_PART = 40  # characters of a part that is remembered
 _SHORT = 2000  # characters of a text whose parts are remembered
-# A text is found from the last characters before its last part; it may have this many parts more.
-_TAIL, _MOST_NEW = 160, 4
+# A text is found from the last characters before its last part; it may have so many parts more at
+# the end, and so many characters less at the beginning.
+_TAIL, _MOST_NEW, _MOST_GONE = 60, 4, 160
 # Many texts may end alike, as with a signature, and each later one is compared with them.
 _MOST_ENDINGS, _MOST_ALIKE = 512, 4
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
@@ -392,7 +393,7 @@ def _ended_with(head: str) -> Parts | None:
     A much longer one is another window of the text, from which this one has not grown.
     """
     alike = _newest.get(head[-_TAIL:], ()) if head else ()
-    most = len(head) + _TAIL
+    most = len(head) + _MOST_GONE
     longer = [
         parts for parts in reversed(alike) if len(parts.head) <= most and parts.head.endswith(head)
     ]
