@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
 import anyio
 import httpx
@@ -34,9 +35,6 @@ _UNREACHABLE = (502, 503)
 _FORBIDDEN = (401, 403)
 _DONE, _END = b"[DONE]", 0.5  # seconds from `[DONE]` to the end of an answer
 _Read = Reply | list[bytes]
-# Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
-# client's connections: 0.5 ms with 4 connections, 5 ms with 256.
-_CLIENT_REQUESTS = 4
 
 
 @dataclass
@@ -63,7 +61,7 @@ class Upstream:
         self._reached = _Reached()
         self._api = api_root(address)
         self._timeout, self._key, self._patience = timeout, key, patience
-        self._clients: list[Client] = []
+        self._client = Client(timeout, key=key, transport=_transport())
 
     def for_another_loop(self) -> Upstream:
         """Return connections to the same server; `reachable` is shared."""
@@ -83,7 +81,7 @@ class Upstream:
         async with AsyncExitStack() as stack:
 
             async def begin() -> httpx.Response:
-                passing = self._client().passing(method, self._address(path), content, headers)
+                passing = self._client.passing(method, self._address(path), content, headers)
                 return await stack.enter_async_context(passing)
 
             yield await self._connected(begin)
@@ -98,7 +96,7 @@ class Upstream:
 
         async def ask() -> Reply:
             method = "GET" if body is None else "POST"
-            reply = await self._client().ask(method, self._address(path), body, limit=limit)
+            reply = await self._client.ask(method, self._address(path), body, limit=limit)
             _raise_for_status(reply, path)
             return reply
 
@@ -113,7 +111,7 @@ class Upstream:
         """
 
         async def begin() -> tuple[AsyncGenerator[_Read, None], _Read | None]:
-            reads = self._client().events(self._address(path), body, limit=limit, until=until)
+            reads = self._client.events(self._address(path), body, limit=limit, until=until)
             events = await anext(reads, None)
             if isinstance(events, Reply):
                 await reads.aclose()
@@ -136,7 +134,7 @@ class Upstream:
     async def look(self) -> None:
         """Find out whether the server can be reached now."""
         try:
-            reply = await self._client().ask("GET", self._address("/v1/models"))
+            reply = await self._client.ask("GET", self._address("/v1/models"))
             _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
             self._reached.yes = not isinstance(error, ServerUnreachable)
@@ -144,8 +142,7 @@ class Upstream:
             self._reached.yes = True
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        await self._client.aclose()
 
     async def _connected(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, which is repeated while no connection can be made.
@@ -183,14 +180,6 @@ class Upstream:
             return self._api + path.removeprefix("/v1")
         return self.url + path
 
-    def _client(self) -> Client:
-        for client in self._clients:
-            if client.under_way < _CLIENT_REQUESTS:
-                return client
-        client = Client(self._timeout, key=self._key)
-        self._clients.append(client)
-        return client
-
 
 def _is_unconnected(error: BaseException) -> bool:
     return isinstance(error, ServerUnreachable) and not error.status
@@ -206,3 +195,19 @@ def _raise_for_status(reply: Reply, path: str) -> None:
         problem = f"rejects the API key, or requires one (HTTP {status})"
     kind = ServerUnreachable if status in _UNREACHABLE else ServerFailed
     raise kind(problem, reply.message(), status=status, reply=reply)
+
+
+def _transport() -> httpx.AsyncBaseTransport | None:
+    """Return connections by aiohttp, or None for those of httpx.
+
+    aiohttp belongs to the extra `gateway`. It does not know all the proxies that httpx takes from
+    the environment.
+    """
+    proxies = getproxies()
+    if any(proxies.get(scheme) for scheme in ("http", "https", "all")):
+        return None
+    try:
+        from tide.engines.openai.connections import Connections  # noqa: PLC0415  (imports aiohttp)
+    except ImportError:
+        return None
+    return Connections()

@@ -1,0 +1,87 @@
+"""Connections of httpx by aiohttp, which reads an event of a stream in a third of the time.
+
+The time of a request does not grow with the number of connections, as it does with those of httpx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import httpx
+from yarl import URL
+
+from tide.core.http import KEEP_ALIVE, certificates
+
+# Headers that aiohttp would add to a request.
+_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+
+class Connections(httpx.AsyncBaseTransport):
+    """Sends the requests of a client. It ignores the proxies of the environment."""
+
+    def __init__(self) -> None:
+        self._sessions = _session()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self._session is None:  # a session belongs to the loop of its requests
+            self._session = await anext(self._sessions)
+        has_body = request.headers.get("content-length", "0") != "0"
+        connecting = request.extensions["timeout"]["connect"]
+        with _errors_of_httpx():
+            response = await self._session.request(
+                request.method,
+                URL(str(request.url), encoded=True),
+                headers=request.headers.multi_items(),
+                data=request.stream if has_body else None,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connecting),
+                allow_redirects=False,
+            )
+        return httpx.Response(
+            response.status, headers=response.raw_headers, stream=_Body(response), request=request
+        )
+
+    async def aclose(self) -> None:
+        await self._sessions.aclose()
+
+
+async def _session() -> AsyncGenerator[aiohttp.ClientSession, None]:
+    """Yield a session, which is closed with the generator: at the latest when its loop ends."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=certificates())
+    async with aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=_ADDED,
+    ) as session:
+        yield session
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _errors_of_httpx():
+            while chunk := await self._response.content.readany():
+                yield chunk
+
+    async def aclose(self) -> None:
+        self._response.close()  # the connection of a whole answer is kept for the next request
+
+
+@contextmanager
+def _errors_of_httpx() -> Iterator[None]:
+    """Raise failures of aiohttp as those of httpx, which say whether anything was sent."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise httpx.ConnectTimeout(str(error)) from error
+    except aiohttp.ClientConnectorError as error:
+        raise httpx.ConnectError(str(error)) from error
+    except aiohttp.ClientOSError as error:
+        raise httpx.ReadError(str(error)) from error
+    except aiohttp.ClientError as error:
+        raise httpx.RemoteProtocolError(str(error)) from error
