@@ -16,6 +16,7 @@ from tide.core.http import KEEP_ALIVE, certificates
 
 # Headers that aiohttp would add to a request.
 _ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_LONGEST_HEADER = 64 * 1024
 
 
 class Connections(httpx.AsyncBaseTransport):
@@ -55,6 +56,7 @@ async def _session() -> AsyncGenerator[aiohttp.ClientSession, None]:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=_ADDED,
+        max_field_size=_LONGEST_HEADER,
     ) as session:
         yield session
 
