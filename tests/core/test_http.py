@@ -193,7 +193,7 @@ def test_environment_with_bad_proxy_or_certificates_is_one_line(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    http._certificates.cache_clear()
+    http.certificates.cache_clear()
     with pytest.raises(EnvironmentVariableError, match="or SSL_CERT_FILE of the environment"):
         Client(1.0)
 

@@ -1,0 +1,67 @@
+"""Connections by aiohttp fail as those of httpx do, and give way to them where a proxy is set."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic import BaseModel
+
+from tests.core.test_http import OK, Script, sends, serving
+from tide.core.http import ServerFailed, ServerUnreachable
+from tide.engines.openai.upstream import Upstream
+
+
+def ask(url: str) -> None:
+    async def asked() -> None:
+        upstream = Upstream(url, 5.0, patience=0.1)
+        try:
+            await upstream.request("/v1/models", BaseModel)
+        finally:
+            await upstream.close()
+
+    asyncio.run(asked())
+
+
+def cut_off(head: bytes) -> Script:
+    return lambda connection, request: connection.sendall(head)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem", "broken"),
+    [
+        (cut_off(b""), "RemoteProtocolError", True),
+        (cut_off(b"no answer of HTTP\r\n\r\n"), "RemoteProtocolError", True),
+        (cut_off(OK + b"Content-Length: 9\r\n\r\nshort"), "RemoteProtocolError", True),
+        (cut_off(OK + b"Transfer-Encoding: chunked\r\n\r\n9\r\nab"), "RemoteProtocolError", True),
+        (sends(OK, b"X: " + b"a" * 65000 + b"\r\n"), "RemoteProtocolError", True),
+        (sends(OK + b"\r\n", b" " * 65536), "more than 1,048,576 bytes", False),
+        (sends(OK + b"Content-Encoding: gzip\r\n\r\n"), "compressed answer", False),
+        (sends(b"HTTP/1.1 307 Go\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"), "HTTP 307", False),
+    ],
+)
+def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool) -> None:
+    with serving(script) as (url, _), pytest.raises(ServerFailed, match=problem) as failed:
+        ask(url)
+    assert failed.value.broken is broken
+    assert not isinstance(failed.value, ServerUnreachable)
+
+
+def test_a_server_without_connections_is_unreachable() -> None:
+    with serving(sends(b"")) as (url, _):
+        pass
+    with pytest.raises(ServerUnreachable, match="ConnectError"):
+        ask(url)
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_proxied"), [("http_proxy", True), ("all_proxy", True), ("no_proxy", False)]
+)
+def test_a_proxy_of_the_environment_is_used(
+    variable: str, is_proxied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = sends(OK + b"Content-Length: 2\r\n\r\n{}")
+    with serving(answer) as (url, direct), serving(answer) as (proxy, proxied):
+        monkeypatch.setenv(variable, proxy)
+        ask(url)
+    assert (len(direct), len(proxied)) == ((0, 1) if is_proxied else (1, 0))
