@@ -265,7 +265,7 @@ def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
             shown = "".join(traceback.format_exception(caught.value))
             assert "RemoteProtocolError" in shown
             assert KEY not in shown
-    assert f"Authorization: Bearer {KEY}\r\n".encode() in requests[0]
+    assert f"authorization: bearer {KEY}\r\n".encode() in requests[0].lower()
     assert KEY not in repr(moderation.__dict__)
 
 
