@@ -299,7 +299,7 @@ def test_json_that_is_cut_by_max_tokens_is_given_out_if_its_strings_pass(
 def restarting() -> Iterator[tuple[TextServer, Running]]:
     """A gateway before a server that always begins a new answer."""
     with (
-        TextServer(continues=False) as upstream,
+        TextServer(continues=False, pause=0.02) as upstream,  # each event arrives alone
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server,
     ):

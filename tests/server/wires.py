@@ -32,6 +32,7 @@ def losing_its_scorer(text_server: TextServer) -> Iterator[Running]:
         return [0.0] * len(texts)
 
     says(text_server, Said(TEXT))
+    text_server.pause = 0.02  # each event arrives alone
     with (
         OpenAIEngine("tiny", base_url=text_server.url) as engine,
         running(engine, scorer, strategy="backtrack:pace=word,lag=0") as server,
