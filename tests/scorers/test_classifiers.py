@@ -172,3 +172,8 @@ def test_a_folder_whose_template_or_vocabulary_changed_is_another_scorer(tmp_pat
         (folder / name).write_text("a policy")
         names.add(revision_of(str(folder), None))
     assert len(names) == 3
+
+
+def test_no_texts_have_no_scores(tmp_path: Path) -> None:
+    scorer = load_scorer(f"hf:{save_classifier(tmp_path, ['fine', 'insult', 'threat'])}")
+    assert scorer.score([]).shape == (0,)

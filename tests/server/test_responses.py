@@ -82,6 +82,7 @@ def test_response_and_its_stream_hold_reasoning_text_and_calls(
 
 def test_text_of_a_response_is_streamed_in_pieces(text_server: TextServer) -> None:
     says(text_server, Said(TEXT))
+    text_server.pause = 0.02  # each event arrives alone
     with (
         OpenAIEngine("tiny", base_url=text_server.url) as engine,
         running(engine, RudeScorer(BAD), on_fail={"default": "block"}, **LAG) as server,

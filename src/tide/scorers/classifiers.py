@@ -49,7 +49,7 @@ class HuggingFaceScorer(AttributedScorer):
             )
             check_tokenizer(tokenizer, len(loaded.get_input_embeddings().weight))
         config = loaded.config
-        names = [config.id2label[i] for i in range(len(config.id2label))]
+        names = [str(config.id2label[i]) for i in range(len(config.id2label))]
         toxic = toxic_columns(f"hf:{model}", names, labels)
         if config.problem_type == "regression":
             raise InputError(f"scorer hf:{model}: a regression gives no probabilities")
@@ -74,6 +74,8 @@ class HuggingFaceScorer(AttributedScorer):
             self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        if not texts:
+            return Attributed(np.zeros(0), {name: np.zeros(0) for name in self.attributes})
         read = self._tokenizer(
             list(texts),
             truncation=True,
