@@ -195,6 +195,7 @@ def test_resume_refuses_other_engine_options(
     [
         (["run"], "no prompts"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
+        (["run", "hi", "-o", "-"], "to print, leave --output out"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
         (["score"], "give texts or --input"),

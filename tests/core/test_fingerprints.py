@@ -19,11 +19,21 @@ def returning(number: Any) -> Callable[[], Any]:
     return lambda: number
 
 
+def without_source(number: int) -> Any:
+    """As in an interactive session."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def score(texts): return [{number}]", names)
+    return names["score"]
+
+
 def test_code_digest_tells_lambdas_closures_and_defaults_apart() -> None:
     functions: list[Any] = [
         *(lambda: 1, lambda: 2, lambda x=1: x, lambda x=2: x, lambda *, x=2: x),
         *(returning(1), returning(2), returning([1, 1]), returning([1]), returning({"a", "b"})),
         *(functools.partial(returning, 1), functools.partial(returning, 2), returning),
+        *(functools.partial(returning, lambda: 1), functools.partial(returning, lambda: 2)),
+        *(returning([lambda: 1]), returning([lambda: 2])),
+        *(without_source(1), without_source(2)),
     ]
     digests = [code_digest(function) for function in functions]
     assert len(set(digests)) == len(functions)

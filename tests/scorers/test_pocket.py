@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from functools import lru_cache
 
 import numpy as np
@@ -195,3 +197,12 @@ def test_growing_text_is_read_only_where_it_is_new() -> None:
     for end in range(2, 300):
         disguises.parts_of(" ".join(words[max(0, end - 100) : end])).read(reading)
     assert len(read) < 4 * 300
+
+
+def test_growing_text_keeps_no_scorer_alive() -> None:
+    scorer = PocketScorer()
+    scorer.score(["a text that nobody else reads"])
+    reference = weakref.ref(scorer)
+    del scorer
+    gc.collect()
+    assert reference() is None

@@ -309,3 +309,30 @@ def test_thread_of_a_call_that_hangs_keeps_no_program_running(portal: Portal) ->
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
+    portal: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[bool] = []
+    start = threading.Thread.start
+
+    def sometimes(thread: threading.Thread) -> None:
+        if thread.name == "tide scorer":
+            starts.append(True)
+            if len(starts) == 2:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def work(scoring: Scoring) -> list[Any]:
+        monkeypatch.setattr(threading.Thread, "start", sometimes)
+        results = []
+        for text in ("a", "aa", "aaa"):
+            request = send(scoring, [text])
+            results += await asyncio.wait_for(asyncio.gather(request, return_exceptions=True), 10)
+        return results
+
+    first, second, third = run(portal, Lengths(), work)
+    assert isinstance(second, ScorerUnavailableError)
+    assert "can't start new thread" in str(second)
+    assert len(first.values) == len(third.values) == 1

@@ -82,6 +82,13 @@ def test_fields_are_sent_as_the_client_sent_them(upstream: TextServer, server: R
     assert body == {"messages": [message], "model": "tiny", **STREAM, **FIELDS}
 
 
+def test_completion_with_messages_is_no_chat(upstream: TextServer, server: Running) -> None:
+    """Nobody has checked these messages."""
+    server.http.post("/v1/completions", json={"prompt": "The weather", "messages": [USER]})
+    assert upstream.requests[0]["prompt"] == "The weather"
+    assert not any("messages" in body for body in upstream.requests)
+
+
 def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
     upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
     server.ask("The weather", n=2, seed=7)

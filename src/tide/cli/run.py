@@ -87,6 +87,8 @@ def run(
     # 1. Check the options, and read the prompts.
     if output is not None and shape != "table":
         raise InputError("--format: applies to printed output only; --output writes whole records")
+    if str(output) == "-":
+        raise InputError("--output: '-' is not a file; to print, leave --output out")
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
     refuse_input(output, input_file)

@@ -6,10 +6,10 @@ import functools
 import hashlib
 import inspect
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 # Weights of at most this many bytes are read whole; larger files by samples of every tensor.
@@ -20,7 +20,7 @@ _SMALL = (".json", ".txt", ".model", ".jinja", ".py")
 # Modules whose code is told by the versions of TIDE and Python.
 _KNOWN = ("tide", "builtins", "typing", "abc")
 _MAIN = ("__main__", "__mp_main__")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def code_digest(target: Any) -> str:
@@ -34,38 +34,47 @@ def code_digest(target: Any) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else ""
 
 
-def _parts(target: Any, seen: set[Any]) -> Iterator[bytes]:
-    while isinstance(target, functools.partial):
-        yield _written([target.args, target.keywords])
-        target = target.func
-    if inspect.ismethod(target):
+def _parts(target: Any, seen: set[int]) -> Iterator[bytes]:
+    if id(target) in seen:  # such as a function that calls itself
+        return
+    seen.add(id(target))
+    if isinstance(target, functools.partial):
+        yield from _parts(target.func, seen)
+        yield from _of_values([*target.args, *target.keywords.values()], seen)
+    elif inspect.ismethod(target):
+        yield from _parts(target.__func__, seen)
         yield from _parts(type(target.__self__), seen)
-        target = target.__func__
-    if not inspect.isfunction(target):
-        for base in (target if inspect.isclass(target) else type(target)).__mro__:
-            if not _is_known(base):
+    elif inspect.isclass(target):
+        for base in target.__mro__:
+            if base.__module__.partition(".")[0] not in _KNOWN:
                 yield base.__qualname__.encode()
                 yield _source(base)
-    elif not _is_known(target) and target not in seen:
-        seen.add(target)  # it may call itself
+    elif not inspect.isfunction(target):
+        yield from _parts(type(target), seen)
+    elif str(target.__module__).partition(".")[0] not in _KNOWN:
         yield target.__qualname__.encode()
         yield _source(target)
-        # Two functions may begin on one line.
-        yield repr([columns[2:] for columns in target.__code__.co_positions()]).encode()
-        yield _written([target.__defaults__, target.__kwdefaults__])
+        yield target.__code__.co_code
+        yield from _of_values(target.__code__.co_consts, seen)
+        yield from _of_values([target.__defaults__, target.__kwdefaults__], seen)
         for cell in target.__closure__ or ():
             with suppress(ValueError):  # the variable is not set yet
-                yield _written(cell.cell_contents)
-                if inspect.isfunction(cell.cell_contents):
-                    yield from _parts(cell.cell_contents, seen)
+                yield from _of_values([cell.cell_contents], seen)
 
 
-def _is_known(code: Any) -> bool:
-    return str(code.__module__).partition(".")[0] in _KNOWN
-
-
-def _written(value: Any) -> bytes:
-    return _ADDRESS.sub("", repr(value)).encode("utf-8", "surrogatepass")
+def _of_values(values: Iterable[Any], seen: set[int]) -> Iterator[bytes]:
+    for value in values:
+        if isinstance(value, _SIMPLE):
+            yield repr(value).encode("utf-8", "surrogatepass")
+        elif isinstance(value, dict):
+            yield from _of_values(value.items(), seen)
+        elif isinstance(value, tuple | list):
+            yield f"{len(value)} values".encode()
+            yield from _of_values(value, seen)
+        elif isinstance(value, set | frozenset):
+            yield from _of_values(sorted(value, key=repr), seen)
+        elif not isinstance(value, CodeType):  # the source of inner functions is read already
+            yield from _parts(value, seen)
 
 
 def _source(code: Any) -> bytes:

@@ -110,7 +110,8 @@ class VllmEngine(EmbeddingEngine):
                 # For a likelihood vLLM also writes one token, so the limit is one token less.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code))
-            self._verify()
+            with self._calling("verify"):
+                self._verify()
         except BaseException:
             self.close()
             raise

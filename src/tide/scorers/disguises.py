@@ -369,8 +369,8 @@ class Parts:
             self.values[read] = values
         return values
 
-    def take(self, owner: object) -> Any:
-        """Take what `owner` kept of this text, or of the older one; None if nothing.
+    def take(self, owner: str) -> Any:
+        """Take what the scorer `owner` kept of this text, or of the older one; None if nothing.
 
         What is taken may be changed, since no other thread can take it.
         """
@@ -379,8 +379,8 @@ class Parts:
             value = self._older.values.pop(owner, None)
         return value
 
-    def keep(self, owner: object, value: object) -> None:
-        """Keep a value for `take`."""
+    def keep(self, owner: str, value: object) -> None:
+        """Keep a value for `take`. owner: a name, since the scorer itself would be kept alive."""
         self.values[owner] = value
 
     def _joined(self, older: list[Any], first: Any, new: list[Any]) -> list[Any]:

@@ -298,11 +298,11 @@ class PocketScorer(ReadingScorer):
     def _logit(self, text: str) -> float:
         words = words_of(text)
         parts = parts_of(text)
-        summed: _Sum | None = parts.take(self)
+        summed: _Sum | None = parts.take(self.name)
         if summed is None:
             summed = _Sum(words, self._weights)
         else:
             summed.move(words, self._weights)
         logit = summed.total / math.sqrt(summed.features or 1) + self._bias
-        parts.keep(self, summed)
+        parts.keep(self.name, summed)
         return logit

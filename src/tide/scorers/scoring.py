@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tide.core.concurrency import ABORT
-from tide.core.errors import ScorerError, TideError, described
+from tide.core.errors import ScorerError, ScorerUnavailableError, TideError, described
 from tide.scorers.base import (
     Exchange,
     Scorer,
@@ -115,7 +115,12 @@ class Scoring:
             request.future.add_done_callback(abort_if_all_done)
 
         # A daemon thread, so that a scorer that hangs does not keep the program running.
-        threading.Thread(target=call, name="tide scorer", daemon=True).start()
+        thread = threading.Thread(target=call, name="tide scorer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process has too many threads
+            problem = ScorerUnavailableError(f"scorer {sent[0].scorer.name}: {error}")
+            self._deliver([(request, problem) for request in sent])
 
     def _deliver(self, results: _Results) -> None:
         self._running -= 1

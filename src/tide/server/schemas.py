@@ -326,6 +326,12 @@ def _prompts(value: Any) -> Any:
 class CompletionRequest(Generation):
     prompt: Annotated[Rows[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
+    def for_server(self) -> dict[str, Any]:
+        """Return the client's fields without `messages`, a chat that nobody has checked."""
+        fields = super().for_server()
+        fields.pop("messages", None)
+        return fields
+
 
 def _form(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
