@@ -130,3 +130,13 @@ def test_page_escapes_markup_and_control_characters() -> None:
     assert text.count("</style>") == 1
     assert "<img" not in text
     assert text.count(str(escape("<img src=x"))) > 10
+
+
+def test_page_policy_allows_its_own_script_only() -> None:
+    text = rendered(run([[0.1]]))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.replace("&#39;", "'").split(";"))
+    assert rules.pop("img-src") == "data:"
+    for kind in ("style-src", "script-src"):
+        assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules.pop(kind))
+    assert rules == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")

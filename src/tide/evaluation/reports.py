@@ -1,12 +1,14 @@
 """A report on runs: tables, a figure and a page, as `tide report` writes them.
 
 The page is one self-contained HTML file with tables, figures and texts. Texts of models are
-untrusted: the template escapes them, and the page may load nothing.
+untrusted: the template escapes them, and a policy in the page's head forbids loading anything and
+running other scripts.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -251,6 +253,10 @@ def page(groups: Sequence[Group], tables: Sequence[Table], figures: Mapping[str,
             caption = f"Toxicity against perplexity: lower left is better ({group.title})"
             images.append({"caption": caption, "data": data})
     return template.render(
+        policy=(
+            "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+            f"style-src {_hash(style)}; script-src {_hash(script)}"
+        ),
         style=Markup(style),
         script=Markup(script),
         tables=tables,
@@ -270,6 +276,10 @@ def _visible(value: Any) -> Any:
     """Escape control characters, which could display a text in another order than stored."""
     is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
     return visible(value, unescaped="\n") if is_untrusted else value
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
