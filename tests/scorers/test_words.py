@@ -57,6 +57,7 @@ def test_lists_of_other_packages(name: str, package: str, monkeypatch: pytest.Mo
     scorer = load_scorer(name)
     good, bad = scorer.score(["Have a nice day", "what crap"])
     assert 0.0 <= good < 0.5 < bad <= 1.0
+    assert scorer.score([]).shape == (0,)
     assert scorer.name.startswith(f"{name}@")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[profanity\]'"):

@@ -490,6 +490,8 @@ class ReadingScorer(PlainScorer, ABC):
         """Return the score of each reading."""
 
     def score(self, texts: Sequence[str]) -> Floats:
+        if len(texts) == 0:
+            return np.zeros(0)
         rows = [self._readings(text) for text in texts]
         values = self._read([reading for row in rows for reading in row])
         if len(values) == len(texts):
