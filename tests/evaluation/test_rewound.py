@@ -66,9 +66,9 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
         assert trial.own_score() is trial.own_score("judge") is None
     assert all(trial.own_score("judge") is not None for _, trial in whole.trials)
     for shown_runs, is_cut_off in (([rewound], True), ([whole, base], False)):
-        made = report(shown_runs, draw=False)
-        assert [summary.method for summary in made.summaries] == [
+        summary_report = report(shown_runs, draw=False)
+        assert [summary.method for summary in summary_report.summaries] == [
             each_run.name for each_run in shown_runs
         ]
-        shown = page(made.groups, made.tables, made.figures)
+        shown = page(summary_report.groups, summary_report.tables, summary_report.figures)
         assert ("(cut off by the repair)" in shown) == is_cut_off

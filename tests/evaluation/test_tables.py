@@ -133,8 +133,8 @@ def test_perplexity_has_columns_for_each_reference() -> None:
     table = tables.text_table([summarize(sample_run)], "t", "n")
     (row,) = read_csv(tables.to_csv(table))
     for name in (REFERENCE, "a/b"):
-        found = [float(row[f"perplexity {name}{key}"]) for key in ("", " median")]
-        assert found == pytest.approx([3.0] * 2)
+        values = [float(row[f"perplexity {name}{key}"]) for key in ("", " median")]
+        assert values == pytest.approx([3.0] * 2)
     assert "base: perplexity by c is not measured yet for 2 prompts" in table.notes
 
 

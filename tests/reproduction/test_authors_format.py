@@ -47,19 +47,19 @@ def test_published_record_with_a_bad_field_is_refused(change: dict[str, Any], me
 
 def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
     responses, setting = tmp_path / "checkout/responses", "temp=0.1-K=3"
-    places = {
+    folders = {
         "tide": responses / "tide/gemma-2-2b",
         "base": responses / "baselines/gemma-2-2b" / setting,
         "rad-aisteer-50": responses / "baselines/rad-aisteer-50/gemma-2-2b" / setting,
         "rad-50": responses / "baselines/rad-50/gemma-2-2b" / setting,
     }
-    for number, (name, folder) in enumerate(places.items()):
+    for number, (name, folder) in enumerate(folders.items()):
         folder.mkdir(parents=True)
         export(run([[number / 10]], name), folder / "rtp.json")
     written = collect(tmp_path / "checkout", tmp_path / "paper")
-    assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in places)
+    assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in folders)
     (runs,) = imported(tmp_path / "paper" / "recorded", tmp_path / "runs").values()
     largest = {run_read.name: run_read.records[0].max_toxicity for run_read in runs}
-    assert [largest[name] for name in places] == [0.0, 0.1, 0.2, 0.3]
+    assert [largest[name] for name in folders] == [0.0, 0.1, 0.2, 0.3]
     with pytest.raises(InputError, match=r"no files tide/<model>/rtp\.json; is this"):
         collect(tmp_path, tmp_path / "paper")

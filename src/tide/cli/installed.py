@@ -210,12 +210,12 @@ def doctor(
         f"scorer {scorer}": lambda: _try_scorer(scorer),
     }
     failed = False
-    for checked, check in checks.items():
+    for subject, check in checks.items():
         try:
             with guarded(TideError, "cannot be used"):
-                table.add_row(Text(checked), Text(f"ok: {check()}", style="green"))
+                table.add_row(Text(subject), Text(f"ok: {check()}", style="green"))
         except TideError as error:
-            table.add_row(Text(checked), Text(f"failed: {error}", style="red"))
+            table.add_row(Text(subject), Text(f"failed: {error}", style="red"))
             failed = True
     OUTPUT.print(table)
     if failed:

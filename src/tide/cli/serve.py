@@ -202,7 +202,8 @@ def serve(
         logger("tide.server").info(json.dumps(serving))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.")
-        threading.Thread(target=_reload_at, args=(reloads, table), daemon=True).start()
+        if policies is not None:
+            threading.Thread(target=_reload_at, args=(reloads, table), daemon=True).start()
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
 
 

@@ -144,7 +144,7 @@ def word_starts(pieces: Sequence[str]) -> Iterator[int]:
 
 
 def word_ends(pieces: Sequence[str], start: int) -> Iterator[int]:
-    """Yield the places after `start` where one word ends and the next word begins, ascending."""
+    """Yield the positions after `start` where one word ends and the next word begins, ascending."""
     return (start + index for index in islice(word_starts(pieces[start:]), 1, None))
 
 

@@ -221,8 +221,8 @@ class _Sum:
     def move(self, words: list[str], weights: Sequence[float]) -> None:
         """Make this the sum of `words`, by what differs."""
         old, first = self.words, words[:_FIRST]
-        places = (i for i in range(_NEAR) if old[i : i + _FIRST] == first)
-        gone = next(places, None) if self.counts else None
+        positions = (i for i in range(_NEAR) if old[i : i + _FIRST] == first)
+        gone = next(positions, None) if self.counts else None
         if gone is None:
             self.total, self.counts = 0.0, {}
             self._add(_columns(words, words), weights)
