@@ -89,6 +89,56 @@ def test_completion_with_messages_is_no_chat(upstream: TextServer, server: Runni
     assert not any("messages" in body for body in upstream.requests)
 
 
+def said(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        pytest.param({"Messages": said("x")}, "Messages", id="messages in a server in Go"),
+        pytest.param({"me\u017fsages": said("x")}, "me\u017fsages", id="messages with a long s"),
+        pytest.param({"messages": [{**USER, "Content": "x"}]}, "messages.0.Content", id="message"),
+        pytest.param(
+            {"messages": said({"type": "text", "text": "x", "Text": "y"})},
+            "messages.0.content.0.Text",
+            id="part",
+        ),
+        pytest.param({"Echo": True}, "Echo", id="echo"),
+        pytest.param({"chat_template": "x"}, "chat_template", id="template"),
+        pytest.param(
+            {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template", id="nested template"
+        ),
+        pytest.param({"logit_bias": [[3, 1]]}, "logit_bias", id="bias that cannot be joined"),
+    ],
+)
+def test_field_by_which_a_server_reads_other_text_is_refused(
+    upstream: TextServer, server: Running, body: dict[str, Any], named: str
+) -> None:
+    refused = chat(server, **body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, named)
+    assert not upstream.requests
+
+
+def test_fields_of_other_requests_do_not_reach_the_server(
+    upstream: TextServer, server: Running
+) -> None:
+    server.ask("The weather", Messages=[USER])
+    chat(server, Prompt="x", max_tokens=4)
+    assert not any({"Messages", "Prompt"} & body.keys() for body in upstream.requests)
+
+
+def test_path_of_a_model_leads_to_models_only(upstream: TextServer, server: Running) -> None:
+    paths: list[str] = []
+    upstream.answer = lambda path, body: paths.append(path)
+    for path in ("tiny", "../../slots", "%2e%2e/%2e%2e/slots", "%252e%252e/slots"):
+        with server.connect() as client:  # httpx would resolve the dots itself
+            client.sendall(f"GET /v1/models/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert b" 404 " in client.recv(1000)
+    upstream.answer = lambda *_: None
+    assert paths == ["/v1/models/tiny"]
+
+
 def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
     upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
     server.ask("The weather", n=2, seed=7)
@@ -152,6 +202,9 @@ def test_images_pass_and_texts_beside_them_are_scored(
             answer = chat(server, messages=[{"role": "user", "content": parts}])
             assert answer.status_code == status, answer.text
         assert chat(server, messages=[{"role": "user", "content": [image]}]).status_code == 200
+        for kind in ("input_text", "unknown"):  # vLLM reads the first as text
+            part = {"type": kind, "text": "How dull is it?"}
+            assert chat(server, messages=said(part)).status_code == 400
     upstream.message = lambda body: None
     with running(preset="relative") as other:  # an engine in process
         refused = chat(other, messages=[{"role": "user", "content": [image]}])

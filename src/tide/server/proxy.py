@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import httpx
 from fastapi.routing import APIRoute
@@ -79,6 +80,8 @@ class Proxy:
 
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
+        if ".." in unquote(request.url.path):  # httpx would send it to a path above /v1/models
+            raise Refused(404, "Not Found")
         return PassedOn(self, request, self._for_server(await request.body()))
 
     def _for_server(self, content: bytes) -> bytes:

@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from tide.server.generation import Sent
 
 # Parameters that are refused, because they would expose or accept unscored text.
-_REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
+_REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 _MOST_NESTED = 64
-# Fields that the server behind a gateway does not get as they are: `generation.py` sets them.
-_NOT_PASSED = ("n", "prompt", "stop", "stream", "stream_options", "tide")
 
 
 class Refused(Exception):
@@ -208,6 +206,15 @@ class Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _in_lower_case(cls, values: Any) -> Any:
+        """Refuse `Messages`, which a server in Go reads in place of the checked `messages`."""
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields and name.casefold() in cls.model_fields:
+                raise PydanticCustomError("case", "write it in lower case", {"param": name})
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _without_null(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
@@ -253,7 +260,13 @@ class StreamOptions(Wire):
 
 
 class Generation(Body):
-    """Fields of requests for completions and for chat completions. `Settings` checks the values."""
+    """Fields of requests for completions and for chat completions. `Settings` checks the values.
+
+    not_passed: fields that the server behind a gateway does not get as they are.
+    """
+
+    # `generation.py` sets them.
+    not_passed: ClassVar = frozenset(("n", "prompt", "stop", "stream", "stream_options", "tide"))
 
     model: Text | None = None
     max_tokens: int | None = None
@@ -264,6 +277,7 @@ class Generation(Body):
     repetition_penalty: float | None = None
     stop: Text | Rows[Text] | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    logit_bias: dict[str, Any] = {}
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -280,16 +294,22 @@ class Generation(Body):
 
     def for_server(self) -> dict[str, Any]:
         """Return the fields that the server behind a gateway gets as the client sent them."""
-        return {name: value for name, value in self._sent.items() if name not in _NOT_PASSED}
+        return {
+            name: value
+            for name, value in self._sent.items()
+            if name.casefold() not in self.not_passed
+        }
 
     @model_validator(mode="before")
     @classmethod
     def _are_scored(cls, values: Any) -> Any:
-        for name in _REFUSED if isinstance(values, dict) else ():
-            value = values.get(name)
-            if value is not None and value is not False:
-                reason = "would expose or accept unscored text"
-                raise PydanticCustomError("unscored", reason, {"param": name})
+        fields = values if isinstance(values, dict) else {}
+        for_template = fields.get("chat_template_kwargs")
+        for part in (fields, for_template if isinstance(for_template, dict) else {}):
+            for name, value in part.items():
+                if name.casefold() in _REFUSED and value is not None and value is not False:
+                    reason = "would expose or accept unscored text"
+                    raise PydanticCustomError("unscored", reason, {"param": name})
         return values
 
     @property
@@ -326,11 +346,8 @@ def _prompts(value: Any) -> Any:
 class CompletionRequest(Generation):
     prompt: Annotated[Rows[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
-    def for_server(self) -> dict[str, Any]:
-        """Return the client's fields without `messages`, a chat that nobody has checked."""
-        fields = super().for_server()
-        fields.pop("messages", None)
-        return fields
+    # Nobody has checked a completion's `messages`.
+    not_passed: ClassVar = Generation.not_passed | {"messages"}
 
 
 def _form(content: Any) -> str:
@@ -426,7 +443,8 @@ class ChatMessage(Wire):
         if isinstance(parts, str):
             text = parts
         else:
-            texts = [part.said for part in parts if part.said is not None]
+            # A server may read a part of another type as text, as vLLM does with `input_text`.
+            texts = [shown for part in parts if (shown := part.said or part.text) is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
         role = "system" if self.role == "developer" else self.role
         calls = [
