@@ -252,6 +252,8 @@ def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
         ({"model_name": "other"}, "was made with model = 'scripted', this run has 'other'"),
         ({"protocol": "rad"}, r"was made with protocol.name = 'tide', this run has 'rad'"),
         ({"rows": [Row(0, "something else")]}, "record 0 was made from another prompt"),
+        ({"rows": [Row("a", "other"), Row("b", "file")]}, "has record 0, an id that the input"),
+        ({"rows": [*ROWS[2:], Row("b", "other part")]}, "has record 0, an id that the input"),
     ],
 )
 def test_resume_refuses_another_configuration(
@@ -266,6 +268,24 @@ def test_resume_refuses_another_configuration(
         run(tmp_path, "base", **change)
     assert (tmp_path / "base/records.jsonl").read_bytes() == before
     run(tmp_path, "base", **change, overwrite=True)
+
+
+def test_fewer_prompts_are_run_again_also_if_some_failed(tmp_path: Path) -> None:
+    failing = [Row("none", " "), *ROWS]
+    run(tmp_path, "base", failing)
+    made = run(tmp_path, "base", failing[:2])
+    assert [record.id for record in made.records] == [ROWS[0].id]
+    assert list(made.failed) == ["none"]
+
+
+def test_interrupted_run_of_another_input_is_not_resumed(tmp_path: Path) -> None:
+    """A single one of the five prompts was reached, so the ids fit into their number."""
+    run(tmp_path, "base")
+    records = tmp_path / "base/records.jsonl"
+    records.write_bytes(records.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(InputError, match="an id that the input does not have"):
+        run(tmp_path, "base", [Row("a", "other")])
+    assert len(run(tmp_path, "base").records) == len(ROWS)
 
 
 SCORER = """

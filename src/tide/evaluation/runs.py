@@ -253,17 +253,20 @@ def open_run(
         file = RecordFile(files.records, files.scores, overwrite=True)
         write_config(run, {**config, "created": datetime.now(UTC).isoformat()})
         return file
-    config = _grown(_made_alike(run, config), config)
+    old = _made_alike(run, config)
+    config = _grown(old, config)
     file = RecordFile(files.records, files.scores)
-    _check_prompts(file, prompts)
+    _check_prompts(file, prompts, old.get("num_prompts") or len(file.records))
     write_config(run, config)
     return file
 
 
-def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat]) -> None:
-    """Raise InputError if a record was made from another prompt than the input has under its id.
+def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], num_prompts: int) -> None:
+    """Raise InputError if the records are of another input: by their prompts, or by their ids.
 
     A chat is compared by its messages, since a template may write today's date into its text.
+    More prompts extend a run, and fewer of the same may be run again, also if some of them failed
+    or were not reached: with the records' they are at most the `num_prompts` of earlier calls.
     """
     for row_id, prompt in prompts.items():
         record = file.records.get(row_id)
@@ -273,6 +276,14 @@ def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat]) -> Non
                 f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
                 "write elsewhere, or start again with --overwrite"
             )
+    known = file.records.keys()
+    others = [row_id for row_id in known if row_id not in prompts]
+    is_disjoint = len(others) == len(known)
+    if others and (is_disjoint or len(known | prompts.keys()) > num_prompts):
+        raise InputError(
+            f"{file.path}: has record {others[0]!r}, an id that the input does not have; write "
+            "elsewhere, or start again with --overwrite"
+        )
 
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
