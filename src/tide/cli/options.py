@@ -63,7 +63,15 @@ _PANELS_IN_ORDER = (
 
 
 class Command(TyperCommand):
-    """Plain-text help with options grouped by their `rich_help_panel`."""
+    """Refuses a single option that is given twice; its help groups options by their panel."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for parameter in given:
+            if given.count(parameter) > 1 and not (parameter.multiple or parameter.is_flag):
+                joined = "; max:A,B joins scorers" if parameter.name == "scorer" else ""
+                raise InputError(f"{parameter.opts[0]}: is given twice and takes one value{joined}")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
