@@ -32,11 +32,16 @@ class Said:
 Wire = Callable[[Said], Events]
 
 
-def _events(deltas: Iterator[dict[str, Any]], reason: str) -> Events:
-    events = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
-    ]
-    return [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]
+def _events(said: Said, calls: Iterator[dict[str, Any]], *, reasoning: str, **each: str) -> Events:
+    """Reasoning, text and calls in turn. each: further fields of every delta."""
+    deltas = [{"role": "assistant", "content": "" if said.text else None}]
+    deltas += _cut(reasoning, said.reasoning)
+    deltas += _cut("content", said.text)
+    deltas += ({"tool_calls": [call]} for call in calls)
+    reason = "tool_calls" if said.calls and said.reason == "stop" else said.reason
+    choices = [{"index": 0, "delta": {**each, **delta}, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reason})
+    return [{"choices": [choice]} for choice in choices]
 
 
 def _cut(name: str, text: str) -> Iterator[dict[str, Any]]:
@@ -44,68 +49,43 @@ def _cut(name: str, text: str) -> Iterator[dict[str, Any]]:
         yield {name: text[start : start + _CUT]}
 
 
-def _reason(said: Said) -> str:
-    return "tool_calls" if said.calls and said.reason == "stop" else said.reason
+def _openai(
+    said: Said, *, reasoning: str = "reasoning_content", one_index: bool = False, begun: int = 0
+) -> Events:
+    """A call's id and name come first, with `begun` characters of its arguments; then the rest."""
 
-
-def _openai(said: Said, *, name: str = "reasoning_content", one_index: bool = False) -> Events:
-    """A call's id and name come first, then its arguments in pieces."""
-
-    def deltas() -> Iterator[dict[str, Any]]:
-        yield {"role": "assistant", "content": ""}
-        yield from _cut(name, said.reasoning)
-        yield from _cut("content", said.text)
-        for number, (function, arguments) in enumerate(said.calls):
+    def calls() -> Iterator[dict[str, Any]]:
+        for number, (name, arguments) in enumerate(said.calls):
             index = 0 if one_index else number
-            begun = {"name": function, "arguments": ""}
-            call = {"id": said.id_of(number), "type": "function", "index": index}
-            yield {"tool_calls": [{**call, "function": begun}]}
-            for part in _cut("arguments", arguments):
+            first = {"name": name, "arguments": arguments[:begun]}
+            yield {"index": index, "id": said.id_of(number), "type": "function", "function": first}
+            for part in _cut("arguments", arguments[begun:]):
                 more = {"id": ""} if one_index else {}
-                yield {"tool_calls": [{"index": index, **more, "function": part}]}
+                yield {"index": index, **more, "function": part}
 
-    return _events(deltas(), _reason(said))
-
-
-def _llama_cpp(said: Said) -> Events:
-    """A call's name comes together with the first piece of its arguments."""
-
-    def deltas() -> Iterator[dict[str, Any]]:
-        yield {"role": "assistant", "content": None}
-        yield from _cut("reasoning_content", said.reasoning)
-        yield from _cut("content", said.text)
-        for number, (function, arguments) in enumerate(said.calls):
-            begun = {"name": function, "arguments": arguments[:1]}
-            call = {"index": number, "id": said.id_of(number), "type": "function"}
-            yield {"tool_calls": [{**call, "function": begun}]}
-            for part in _cut("arguments", arguments[1:]):
-                yield {"tool_calls": [{"index": number, "function": part}]}
-
-    return _events(deltas(), _reason(said))
+    return _events(said, calls(), reasoning=reasoning)
 
 
 def _ollama(said: Said, *, indexed: bool = True) -> Events:
     """Each call is one event; older versions send no index, and another finish reason."""
 
-    def deltas() -> Iterator[dict[str, Any]]:
-        for part in _cut("reasoning", said.reasoning):
-            yield {"role": "assistant", "content": "", **part}
-        for part in _cut("content", said.text):
-            yield {"role": "assistant", **part}
-        for number, (function, arguments) in enumerate(said.calls):
-            call = {"id": said.id_of(number), "type": "function"}
-            call |= {"index": number} if indexed else {}
-            call |= {"function": {"name": function, "arguments": arguments}}
-            yield {"role": "assistant", "content": "", "tool_calls": [call]}
+    def calls() -> Iterator[dict[str, Any]]:
+        for number, (name, arguments) in enumerate(said.calls):
+            index = {"index": number} if indexed else {}
+            function = {"name": name, "arguments": arguments}
+            yield {**index, "id": said.id_of(number), "type": "function", "function": function}
 
-    return _events(deltas(), _reason(said) if indexed else said.reason)
+    events = _events(said, calls(), reasoning="reasoning", role="assistant", content="")
+    if not indexed:
+        events[-1]["choices"][0]["finish_reason"] = said.reason
+    return events
 
 
 WIRES: dict[str, Wire] = {
     "vLLM": _openai,
-    "vLLM, newer": lambda said: _openai(said, name="reasoning"),
+    "vLLM, newer": lambda said: _openai(said, reasoning="reasoning"),
     "vLLM, older": lambda said: _openai(said, one_index=True),
-    "llama.cpp": _llama_cpp,
+    "llama.cpp": lambda said: _openai(said, begun=1),
     "Ollama": _ollama,
     "Ollama, older": lambda said: _ollama(said, indexed=False),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,18 +38,17 @@ class TextServer:
     ids. biased: whether it obeys logit_bias. continues: whether it continues an assistant's
     message. strict: refuse fields that OpenAI's API does not have. ends: whether the end is
     likeliest after a text. patient: whether it obeys min_tokens. cut: characters per event; 0: a
-    word each. dialect: turns events into bytes, like one kind of server. lie: the same, with
-    invalid output. faults: for requests with a marker in their text, what is sent or done instead.
-    message: the events of an answer to a chat, in place of the model's. media_type: of streams.
-    refused: fields, with the values that are answered with 422. requests: the bodies of all
-    requests. left: number of clients that went away.
+    word each. dialect: turns events into bytes, like one kind of server. faults: for requests with
+    a marker in their text, what is sent or done instead. message: the events of an answer to a
+    chat, in place of the model's. media_type: of streams. refused: fields, with the values that
+    are answered with 422. requests: the bodies of all requests. left: number of clients that went
+    away.
     """
 
     def __init__(self, **options: Any) -> None:
         self.tokens, self.biased, self.continues, self.strict, self.cut = True, True, True, False, 0
         self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 4096}]
         self.dialect: Tell = DIALECTS["OpenAI"]
-        self.lie: Tell | None = None
         self.faults: Mapping[str, tuple[int, Any] | Tell | Broken] = {}
         self.refused: Mapping[str, Callable[[Any], bool]] = {}
         self.message: Callable[[dict[str, Any]], Events | None] = lambda _: None
@@ -171,7 +169,7 @@ class TextServer:
         if any(name in body and told(body[name]) for name, told in self.refused.items()):
             _send(handler, 422, {"error": f"one of {sorted(self.refused)}", "error_type": "x"})
             return
-        tell = self.lie or self.dialect
+        tell = self.dialect
         for marker, fault in self.faults.items():
             if marker in json.dumps(body):
                 if isinstance(fault, tuple):
@@ -304,30 +302,15 @@ def _azure(events: Events) -> Iterator[bytes]:
     return told(prompt, *events[:-1], checked, events[-1], checked)
 
 
-def _no_newline(events: Events) -> Iterator[bytes]:
-    return told(*events, done=b"data: [DONE]")
-
-
-def _two_ends(events: Events) -> Iterator[bytes]:
-    return told(*events, events[-1])
-
-
-def _each(**fields: Any) -> Tell:
-    """Change fields of the choice in each event; `...` removes a field."""
-
-    def tell(events: Events) -> Iterator[bytes]:
-        for event in events:
-            (choice,) = event["choices"]
-            choice.update(fields)
-            for name in [name for name, value in fields.items() if value is ...]:
-                del choice[name]
-        return told(*events)
-
-    return tell
+def _no_index(events: Events) -> Iterator[bytes]:
+    for event in events:
+        (choice,) = event["choices"]
+        del choice["index"]
+    return told(*events)
 
 
 def _counted(events: Events) -> Iterator[bytes]:
-    return told(*(_with(event, index=number) for number, event in enumerate(events)))
+    return told(*(_with(event, index=str(number)) for number, event in enumerate(events)))
 
 
 def _ends(stop: str, length: str) -> Tell:
@@ -346,29 +329,23 @@ def _null_at_the_end(events: Events) -> Iterator[bytes]:
     return told(*events)
 
 
-def _line_ends(end: bytes) -> Tell:
-    return lambda events: (data.replace(b"\n", end) for data in told(*events))
-
-
-def _before_each(data: bytes) -> Tell:
-    def tell(events: Events) -> Iterator[bytes]:
-        for event in told(*events):
-            yield data
-            yield event
-
-    return tell
-
-
-def _several_lines(events: Events) -> Iterator[bytes]:
+def _usage_between(events: Events) -> Iterator[bytes]:
     for event in events:
-        lines = json.dumps(event, indent=1).splitlines()
-        yield "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
+        yield data_of({"id": "x", "usage": {"total_tokens": 6}})
+        yield data_of(event)
     yield DONE
 
 
-def _in_one_byte_each(events: Events) -> Iterator[bytes]:
-    for byte in b"\xef\xbb\xbf" + b"".join(told(*events)).replace(b"\n", b"\r\n"):
-        yield bytes([byte])
+def _odd_lines(events: Events) -> Iterator[bytes]:
+    """A byte order mark, other fields, comments, empty data, and data in several lines."""
+    text = "\ufeff"
+    for event in events:
+        lines = json.dumps(event, indent=1).splitlines()
+        text += 'event: ping\ndata: {"type": "ping"}\n\n: working\n\nid: 3\ndata:\n\n'
+        text += "".join(f"data: {line}\n" for line in lines) + "\n"
+    content = text.replace("\n", "\r\n").encode() + b"data: [DONE]"
+    for start in range(0, len(content), 50):
+        yield content[start : start + 50]
 
 
 # Modelled on the sources of these servers, and on reports about them.
@@ -380,26 +357,17 @@ DIALECTS: dict[str, Tell] = {
     "llama.cpp": _llama_cpp,
     "vLLM": _vllm,
     "Azure": _azure,
-    "no newline at the end": _no_newline,
-    "an end told twice": _two_ends,
+    "an end told twice": lambda events: told(*events, events[-1]),
     "ik_llama.cpp": lambda events: map(data_of, events),  # no [DONE]
-    "no index": _each(index=...),
-    "index 1": _each(index=1),
-    "an index that is a text": _each(index="0"),
-    "an index that counts events": _counted,
+    "no index": _no_index,
+    "an index that counts events, as a text": _counted,
     "Gemini": _ends("STOP", "MAX_TOKENS"),
     "Mistral": _ends("stop", "model_length"),
     "Anthropic": _ends("end_turn", "max_tokens"),
     "aborted": _ends("stop", "abort"),
     "a null text at the end": _null_at_the_end,
-    "CR": _line_ends(b"\r"),
-    "CR and LF": _line_ends(b"\r\n"),
-    "pings": _before_each(b'event: ping\ndata: {"type": "ping"}\n\n'),
-    "comments and empty data": _before_each(b": working\n\nid: 3\ndata:\n\n"),
-    "usage in events of its own": _before_each(data_of({"id": "x", "usage": {"total_tokens": 6}})),
-    "several data lines": _several_lines,
-    "no empty lines": lambda events: (data[:-1] for data in told(*events)),
-    "a byte order mark, and a byte in each chunk": _in_one_byte_each,
+    "usage in events of its own": _usage_between,
+    "odd lines": _odd_lines,
 }
 
 
@@ -445,9 +413,3 @@ def _ids(text: str) -> list[int]:
 
 def _text(token: int) -> str:
     return WORDS[token] if token < len(WORDS) else chr(token - len(WORDS))
-
-
-if __name__ == "__main__":  # as a separate process, at the given port
-    with TextServer(port=int(sys.argv[1]), pause=0.01) as alone:
-        print(json.dumps({"serving": alone.url}), file=sys.stderr, flush=True)
-        threading.Event().wait()

@@ -51,13 +51,6 @@ def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool)
     assert not isinstance(failed.value, ServerUnreachable)
 
 
-def test_a_server_without_connections_is_unreachable() -> None:
-    with serving(sends(b"")) as (url, _):
-        pass
-    with pytest.raises(ServerUnreachable, match="ConnectError"):
-        ask(url)
-
-
 @pytest.mark.parametrize(
     ("variable", "is_proxied"), [("http_proxy", True), ("all_proxy", True), ("no_proxy", False)]
 )

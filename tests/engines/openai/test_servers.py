@@ -13,18 +13,15 @@ from benchmarks.writing import completed
 
 from tests.engines.openai.faults import FAULTS
 from tests.engines.openai.server import DIALECTS, Events, TextServer, told
-from tide import Detoxifier
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError
-from tide.core.results import Result
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.openai import engine as engine_module
 from tide.engines.openai.engine import OpenAIEngine
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
-PROMPTS = [f"The weather {number} is" for number in range(20)]
-POSITION = 8
+PROMPT = "The weather today is"
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +36,6 @@ def engine(server: TextServer) -> Iterator[OpenAIEngine]:
         yield engine
 
 
-def read_pieces(engine: OpenAIEngine, request: Request) -> list[Piece]:
-    async def read() -> list[Piece]:
-        return [piece async for piece in engine.write(request)]
-
-    return asyncio.run(read())
-
-
 def write(engine: OpenAIEngine, prompt: str, sampling: Sampling = GREEDY) -> Any:
     (ids,) = engine.tokenize([prompt])
     return completed(engine, [ids], sampling, [0])[0]
@@ -53,23 +43,30 @@ def write(engine: OpenAIEngine, prompt: str, sampling: Sampling = GREEDY) -> Any
 
 # Dialects
 
-TGI: dict[str, Any] = {"refused": {"top_p": lambda value: value >= 1}, "tokens": False}
 
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_a_server_writes_is_read_in_its_dialect(dialect: str) -> None:
-    options = TGI if dialect == "TGI" else {}
-    with (
-        TextServer(dialect=DIALECTS[dialect], **options) as server,
-        OpenAIEngine("tiny", base_url=server.url) as engine,
-    ):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param({"dialect": tell}, id=name) for name, tell in DIALECTS.items()),
+        *(
+            pytest.param({"media_type": media_type}, id=media_type)
+            for media_type in ("Text/Event-Stream; charset=UTF-8", "application/octet-stream")
+        ),
+    ],
+)
+def test_what_a_server_writes_is_read_in_its_dialect(options: dict[str, Any]) -> None:
+    dialect = options.get("dialect")
+    if dialect is DIALECTS["TGI"]:
+        options = options | {"refused": {"top_p": lambda value: value >= 1}, "tokens": False}
+    with TextServer(**options) as server, OpenAIEngine("tiny", base_url=server.url) as engine:
         for top_p, ends in ((1.0, lambda _: False), (0.9, lambda text: text.count(" ") > 5)):
             sampling = GREEDY.model_copy(update={"top_p": top_p})
             server.ends = ends
-            words, reason = server.written(PROMPTS[0], {"max_tokens": 6, "temperature": 0.0})
-            completion = write(engine, PROMPTS[0], sampling)
+            words, reason = server.written(PROMPT, {"max_tokens": 6, "temperature": 0.0})
+            completion = write(engine, PROMPT, sampling)
             assert completion.text == "".join(words)
-            assert completion.finish_reason == ("stop" if dialect == "LocalAI" else reason)
+            always_stops = dialect is DIALECTS["LocalAI"]
+            assert completion.finish_reason == ("stop" if always_stops else reason)
         server.ends = lambda _: False
         chat = engine.encode(engine.text_of(Chat.said("Who are you?")))
         (answer,) = completed(engine, [chat.token_ids], GREEDY, [0])
@@ -89,63 +86,20 @@ def test_halves_of_a_character_in_two_events(is_chat: bool) -> None:
         return told(*events)
 
     with TextServer() as server, OpenAIEngine("tiny", base_url=server.url) as engine:
-        prompt = engine.text_of(Chat.said("Who are you?") if is_chat else PROMPTS[0])
+        prompt = engine.text_of(Chat.said("Who are you?") if is_chat else PROMPT)
         (ids,) = engine.tokenize([prompt])
-        server.lie = tell
+        server.dialect = tell
         expected = " Good \U0001f600 day\U0001f600\U0001f600"
-        pieces = read_pieces(engine, Request(ids, GREEDY))
+
+        async def read() -> list[Piece]:
+            return [piece async for piece in engine.write(Request(ids, GREEDY))]
+
+        pieces = asyncio.run(read())
         assert engine.texts([[i for piece in pieces for i in piece.token_ids]]) == [expected]
         assert pieces[-1].parts.reasoning == (expected if is_chat else "")
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    ["Text/Event-Stream; charset=UTF-8", "text/plain", "application/octet-stream"],
-)
-def test_media_types_of_streams(media_type: str) -> None:
-    with (
-        TextServer(media_type=media_type) as server,
-        OpenAIEngine("tiny", base_url=server.url) as engine,
-    ):
-        words, _ = server.written(PROMPTS[0], {"max_tokens": 6, "temperature": 0.0})
-        assert write(engine, PROMPTS[0]).text == "".join(words)
-
-
 # Faults at one request of many
-
-
-def results_of(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
-    detox = Detoxifier(
-        engine,
-        scorer=lambda texts: [0.9 if "dull" in text.lower() else 0.1 for text in texts],
-        strategy="resample",
-        preset="relative",
-        max_new_tokens=4,
-    )
-    return list(detox.map(prompts, return_exceptions=True))
-
-
-@pytest.fixture(scope="module")
-def alone(server: TextServer, engine: OpenAIEngine) -> list[Result]:
-    results = results_of(engine, PROMPTS)
-    assert any(len(result.best.trace) > 1 for result in results)
-    return results
-
-
-@pytest.mark.parametrize("fault", ["a number", "HTTP 500"])
-def test_one_prompt_of_many_fails_alone(
-    fault: str, server: TextServer, engine: OpenAIEngine, alone: list[Result]
-) -> None:
-    server.faults = {"broken": FAULTS[fault]}
-    server.requests.clear()
-    spoiled = [*PROMPTS[:POSITION], "The broken weather is", *PROMPTS[POSITION + 1 :]]
-    results = results_of(engine, spoiled)
-    failed = results.pop(POSITION)
-    assert isinstance(failed, CompletionError)
-    assert str(failed).startswith(f"prompt {POSITION}: {server.url}: ")
-    assert results == [*alone[:POSITION], *alone[POSITION + 1 :]]
-    assert engine.available
-    assert sum("broken" in str(body.get("prompt")) for body in server.requests) <= 5
 
 
 def ask_all(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
@@ -162,14 +116,15 @@ def test_every_fault_at_once_is_told_of_its_request(
     server: TextServer, engine: OpenAIEngine
 ) -> None:
     server.faults = {f"<{name}>": fault for name, fault in FAULTS.items()}
-    failed = ask_all(engine, [f"A <{name}> text" for name in FAULTS])
+    alone = write(engine, PROMPT)
+    *failed, other = ask_all(engine, [*(f"A <{name}> text" for name in FAULTS), PROMPT])
     for name, error in zip(FAULTS, failed, strict=True):
         assert isinstance(error, CompletionError), name
         assert str(error).startswith(f"{server.url}: ")
         assert name in str(error) or not name.startswith("HTTP") or name == "HTTP 401"
         assert sum(f"<{name}>" in str(body.get("prompt")) for body in server.requests) <= 5
+    assert other == [alone]
     assert engine.available
-    assert write(engine, PROMPTS[0]).text
 
 
 def test_a_request_that_is_not_answered_in_time() -> None:
@@ -177,31 +132,30 @@ def test_a_request_that_is_not_answered_in_time() -> None:
         TextServer(faults={"broken": FAULTS["hangs"]}) as server,
         OpenAIEngine("tiny", base_url=server.url, timeout=0.6) as engine,
     ):
-        failed, other = ask_all(engine, ["A broken text", PROMPTS[0]])
+        failed, other = ask_all(engine, ["A broken text", PROMPT])
         assert isinstance(failed, CompletionError)
         assert str(failed) == f"{server.url}: no answer within 0.6 seconds"
         assert isinstance(other, list)
 
 
-def test_errors_of_the_server_are_told_at_once(server: TextServer, engine: OpenAIEngine) -> None:
-    """The client decides about repeating the request, as it does without a gateway."""
-    server.faults = {"broken": (429, {"error": {"message": "too many requests"}})}
-    server.requests.clear()
-    failed, other = ask_all(engine, ["A broken text", PROMPTS[0]])
-    assert isinstance(failed, CompletionError)
-    assert str(failed) == f"{server.url}: HTTP 429 to /v1/completions: too many requests"
-    assert isinstance(other, list)
-    assert sum("broken" in str(body.get("prompt")) for body in server.requests) == 1
-
-
-def test_connection_that_breaks_before_the_answer_is_tried_once_more(
-    server: TextServer, engine: OpenAIEngine
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        # The client decides about repeating the request, as it does without a gateway.
+        pytest.param((429, {"error": {"message": "too many"}}), 1, id="HTTP 429"),
+        # The server may have closed an idle connection.
+        pytest.param(FAULTS["resets"], 2, id="resets"),
+    ],
+)
+def test_how_often_a_failing_request_is_sent(
+    fault: Any, times: int, server: TextServer, engine: OpenAIEngine
 ) -> None:
-    server.faults = {"broken": FAULTS["resets"]}
+    server.faults = {"broken": fault}
     server.requests.clear()
-    (failed,) = ask_all(engine, ["A broken text"])
+    failed, other = ask_all(engine, ["A broken text", PROMPT])
     assert isinstance(failed, CompletionError)
-    assert sum("broken" in str(body.get("prompt")) for body in server.requests) == 2
+    assert isinstance(other, list)
+    assert sum("broken" in str(body.get("prompt")) for body in server.requests) == times
 
 
 # A server that is gone
@@ -209,11 +163,11 @@ def test_connection_that_breaks_before_the_answer_is_tried_once_more(
 
 def test_requests_wait_for_a_server_that_restarts() -> None:
     with TextServer() as server, OpenAIEngine("tiny", base_url=server.url) as engine:
-        expected = write(engine, PROMPTS[0])
+        expected = write(engine, PROMPT)
         server.stop()
         timer = threading.Timer(0.5, server.start)
         timer.start()
-        assert write(engine, PROMPTS[0]) == expected
+        assert write(engine, PROMPT) == expected
         timer.join()
 
 
@@ -229,7 +183,7 @@ def test_server_that_is_gone_is_an_error_for_all_requests(
             server.answer = lambda *_: (int(problem.removeprefix("HTTP ")), b"<html>")
         for _ in range(2):
             with pytest.raises(EngineError, match=f"^{server.url}: {problem}"):
-                write(engine, PROMPTS[0])
+                write(engine, PROMPT)
         assert not engine.available
         time.sleep(0.2)
         assert not engine.available
@@ -239,4 +193,4 @@ def test_server_that_is_gone_is_an_error_for_all_requests(
         while not engine.available:
             assert time.monotonic() < until
             time.sleep(0.02)
-        assert write(engine, PROMPTS[0]).text
+        assert write(engine, PROMPT).text

@@ -16,14 +16,6 @@ TEXTS = (
 )
 
 
-@given(text=TEXTS)
-@examples(40, 2000)
-def test_words_are_the_text(text: str) -> None:
-    words = words_of(text)
-    assert "".join(words) == text
-    assert all(words)
-
-
 def cut(text: str, data: st.DataObject) -> list[str]:
     """Cut a text at random places."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -37,6 +29,8 @@ def test_words_do_not_depend_on_how_a_text_is_cut(
 ) -> None:
     words = Words(most)
     read = [word for part in cut(text, data) for word in words.add(part)] + words.end()
+    assert "".join(read) == text
+    assert all(read)
     whole = words_of(text)
     assert read == (
         whole if len(whole) <= most else [*whole[: most - 1], "".join(whole[most - 1 :])]
