@@ -55,10 +55,14 @@ class RudeScorer(FakeScorer):
 
 
 class FakeEngine(ScriptedEngine):
-    """Completes each prompt with the same text."""
+    """Completes prompts with these texts in turn; then it repeats the last one."""
 
-    def __init__(self, text: str, **options: Any) -> None:
-        super().__init__(lambda x, seed: text, **options)
+    def __init__(self, *texts: str, **options: Any) -> None:
+        self.left = list(texts)
+        super().__init__(lambda x, seed: self._next(), **options)
+
+    def _next(self) -> str:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 
 class Babbler(ScriptedEngine):

@@ -31,7 +31,7 @@ def toxicity(x: Tensor) -> float:
     return 1.0 / (1.0 + float(np.exp(-3.0 * (along + 0.4))))
 
 
-def scripted_engine(**options: int) -> ScriptedEngine:
+def scripted_engine(**options: Any) -> ScriptedEngine:
     """An engine that writes its toxicity as text, with a little noise from the sampling seed."""
 
     def respond(x: Tensor, seed: int) -> str:

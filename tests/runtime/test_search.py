@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.chats import CHATML, save_chat_model
-from tests.scripted_engine import ScriptedEngine
+from tests.fakes import FakeEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, InputError, StrategyError
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.local.engine import TransformersEngine
 from tide.search import REGISTRY, Candidate, Problem, Strategy
 from tide.search.tide import TideStrategy
-
-MESSAGES = [
-    {"role": "user", "content": "The weather is fine"},
-    {"role": "assistant", "content": "Rain fell"},
-    {"role": "user", "content": "the people are kind"},
-]
-
-
-@pytest.mark.parametrize("name", ["tide", "random-walk", "shuffled", "resample"])
-def test_search_ends_after_max_iterations(name: str) -> None:
-    """A search without an end would fail, too: the scorer takes no more texts."""
-
-    def score(texts: list[str]) -> list[float]:
-        sent.extend(texts)
-        assert len(sent) < 100
-        return [0.9] * len(texts)
-
-    sent: list[str] = []
-    settings: dict[str, Any] = {"strategy": name, "max_iterations": 3}
-    with Detoxifier(scripted_engine(), scorer=score, **settings) as detox:
-        trial = detox(PROMPTS[0]).best
-    assert (trial.accepted, trial.iterations) == (False, 3)
 
 
 class Faulty(TideStrategy):
@@ -122,60 +97,34 @@ def test_embeddings_that_no_engine_takes_fail_alone() -> None:
     assert "NaN" in str(failed)
 
 
-LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"
+LOOP = "and so on" + " and so on" * 4
+RUDE, KIND = "toxicity 0.7 of a plain text", "toxicity 0.3 of a plain text"
+REJECTS = {"reject_degenerate": True}
 
 
 @pytest.mark.parametrize(
-    ("first", "rejects", "accepted"),
+    ("texts", "settings", "returned", "accepted"),
     [
-        (PLAIN, True, "toxicity 0.3 of a plain text"),  # the looping text before it scored well
-        (PLAIN, False, LOOP),
-        ("toxicity 0.7 " + LOOP, True, LOOP),  # the model's own text loops, too
+        pytest.param([RUDE, LOOP, KIND], REJECTS, KIND, True, id="a loop is passed over"),
+        pytest.param([RUDE, LOOP, KIND], {}, LOOP, True, id="loops are not rejected"),
+        pytest.param([f"toxicity 0.7 {LOOP}", LOOP], REJECTS, LOOP, True, id="the model loops too"),
+        pytest.param([RUDE, LOOP], REJECTS, RUDE, False, id="all that passes loops"),
+        pytest.param([RUDE, ""], REJECTS, RUDE, False, id="empty"),
+        pytest.param([RUDE, ""], REJECTS | {"accept_empty": True}, "", True, id="empty is no loop"),
     ],
 )
-def test_a_text_that_loops_is_accepted_only_where_the_models_own_does(
-    first: str, rejects: bool, accepted: str
+def test_text_that_loops_is_accepted_only_if_the_models_own_text_loops(
+    texts: list[str], settings: dict[str, Any], returned: str, accepted: bool
 ) -> None:
-    texts = iter([first, LOOP, "toxicity 0.3 of a plain text"])
-    engine = ScriptedEngine(lambda x, seed: next(texts), max_batch=1)
-    detox = Detoxifier(
-        engine,
-        scorer=ReadingScorer(),
-        strategy="resample:n=3",
-        reject_degenerate=rejects,
-        toxicity_threshold=0.5,
-    )
-    with detox:
-        trial = detox("so").best
-    assert (trial.text, trial.accepted) == (accepted, True)
-
-
-def test_where_all_that_passes_loops_nothing_was_accepted() -> None:
-    texts = iter([PLAIN])
-    engine = ScriptedEngine(lambda x, seed: next(texts, LOOP), max_batch=1)
-    settings: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
-    with Detoxifier(engine, scorer=ReadingScorer(), **settings) as detox:
-        trial = detox("so").best
-    assert (trial.text, trial.toxicity, trial.accepted) == (PLAIN, 0.7, False)
-
-
-@pytest.mark.parametrize("accepts", [True, False])
-def test_an_empty_text_is_no_loop(accepts: bool) -> None:
-    texts = iter([PLAIN])
-    engine = ScriptedEngine(lambda x, seed: next(texts, ""), max_batch=1)
-    more: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
-    with Detoxifier(engine, scorer=ReadingScorer(), accept_empty=accepts, **more) as detox:
-        assert detox("so").best.accepted is accepts
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    folder: Path = tmp_path_factory.mktemp("chat")
-    return TransformersEngine(save_chat_model(folder, CHATML))
+    settings = {"strategy": "resample:n=3", "toxicity_threshold": 0.5, **settings}
+    with FakeEngine(*texts, max_batch=1) as engine:
+        trial = Detoxifier(engine, scorer=ReadingScorer(), **settings)("so").best
+    assert (trial.text, trial.accepted) == (returned, accepted)
 
 
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
-def test_which_rows_move(engine: TransformersEngine, perturb: str) -> None:
+def test_search_moves_the_rows_of_user_messages(perturb: str) -> None:
+    """By default only those of the last one."""
     problems: list[Problem] = []
 
     class Recording(TideStrategy):
@@ -183,20 +132,20 @@ def test_which_rows_move(engine: TransformersEngine, perturb: str) -> None:
             problems.append(problem)
             super().__init__(problem, *arguments)
 
-    chat = Chat.of(MESSAGES)
-    prompt = engine.encode(engine.render(chat))
-    assert prompt.user_mask is not None
-    fixed = torch.tensor(prompt.fixed_mask)
-    options: dict[str, Any] = {"preset": "relative", "max_new_tokens": 9, "max_iterations": 2}
-    detox = Detoxifier(
-        engine, scorer=ReadingScorer(), strategy=Recording, perturb=perturb, **options
-    )
-    detox(chat)
+    texts = [("user", "first words"), ("assistant", "fine"), ("user", "one two three four")]
+    chat = Chat.of([{"role": role, "content": content} for role, content in texts])
+    options: dict[str, Any] = {"preset": "relative", "max_iterations": 2, "perturb": perturb}
+    with scripted_engine() as engine:
+        Detoxifier(engine, scorer=ReadingScorer(), strategy=Recording, **options)(chat)
+        prompt = engine.encode(engine.render(chat))
+        expected_rows = engine.embed_tokens(prompt.token_ids)
+        words = engine._texts([[token_id] for token_id in prompt.token_ids])
     (problem,) = problems
-    assert len(problem.x0) == len(prompt.token_ids)
-    expected = {"content": ~fixed, "user": torch.tensor(prompt.user_mask)}
-    if perturb in expected:
-        assert torch.equal(problem.movable, expected[perturb])
-    else:
-        assert int(problem.movable.sum()) == 3
-        assert not problem.movable[fixed].any()
+    assert torch.equal(problem.x0, expected_rows)
+    moved = [word.strip() for word, moves in zip(words, problem.movable, strict=True) if moves]
+    expected = {
+        "content": ["one", "two", "three", "four"],
+        "user": ["first", "words", "one", "two", "three", "four"],
+        "last:3": ["two", "three", "four"],
+    }
+    assert moved == expected[perturb]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +15,28 @@ from tide.runtime.acceptance import Acceptance
 from tide.runtime.watch import BacktrackOptions, Failure, Watch
 from tide.scorers.base import TextScore
 
-_AT_ONCE = {"lag": 0, "at_once": 1.0}
+SENTENCE = [*[" word"] * 8, " end", "."]
+SILENT = [*[" \u200b"] * 8, "\n"]
 
 
-def watch(pace: str = "word", **changes: Any) -> Watch:
-    settings = {"toxicity_threshold": 0.5, "stop": (), **changes}
-    options = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
-    acceptance = Acceptance(Settings(**settings))
-    return Watch(acceptance, BacktrackOptions(pace=pace, **{**_AT_ONCE, **options}))
+def watch(
+    texts: Sequence[str] = (), pace: str = "word", *, screened: bool = False, **changes: Any
+) -> Watch:
+    """An answer of these texts. changes: settings, and the options `lag` and `at_once`."""
+    options = {"lag": 0, "at_once": 1.0, "pace": pace}
+    options |= {name: changes.pop(name) for name in ("lag", "at_once") if name in changes}
+    settings = Settings(toxicity_threshold=0.5, **changes)
+    answer = Watch(Acceptance(settings), BacktrackOptions(**options), screened)
+    answer.texts += texts
+    return answer
+
+
+def words(count: int) -> list[str]:
+    return [f" word{number}" for number in range(count)]
+
+
+def positions(answer: Watch, *, ended: bool = False) -> list[int]:
+    return [position for position, _ in answer.asks(ended=ended)]
 
 
 def scored(value: float) -> TextScore:
@@ -33,7 +48,7 @@ def feed(answer: Watch, scores: list[float]) -> Failure | None:
     left = list(scores)
     for number in range(len(scores)):
         answer.texts.append(f" word{number}")
-        for position, _ in answer.asks(ended=number == len(scores) - 1):
+        for position in positions(answer, ended=number == len(scores) - 1):
             if (failure := answer.judge(position, scored(left.pop(0)))) is not None:
                 return failure
     return answer.finish()
@@ -54,36 +69,25 @@ def test_each_word_is_scored_once_it_is_whole() -> None:
     assert answer.asks(ended=True) == []
 
 
-def test_a_beginning_that_says_nothing_is_not_scored() -> None:
-    answer = watch()
-    answer.texts += [' "', " a", " b", " c"]
-    assert [position for position, _ in answer.asks(ended=False)] == [3]
-
-
-def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
-    answer = watch("sentence")
-    answer.texts += [*[" \u200b"] * 8, "\n", " a", " bcd", *" efghijk", "\n", " l"]
-    assert [position for position, _ in answer.asks(ended=False)] == [20]
-    answer = watch("sentence")
-    answer.texts += [*[" \u200b"] * 8, "\n", " a", "."]
-    assert answer.asks(ended=False) == []
-    assert answer.asks(ended=True) == [(11, ["".join(answer.texts)])]
-
-
 @pytest.mark.parametrize(
-    ("pace", "positions"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])]
+    ("texts", "pace", "while_written", "at_the_end"),
+    [
+        pytest.param(words(5), "word", [1, 2, 3, 4], [5], id="each word"),
+        pytest.param(words(5), "2", [2, 4], [5], id="every two tokens"),
+        pytest.param(words(5), "whole", [], [5], id="whole"),
+        pytest.param([' "', " a", " b", " c"], "word", [3], [4], id="nothing said yet"),
+        pytest.param([*SILENT, *SENTENCE, " l"], "sentence", [19], [20], id="silent sentence"),
+        pytest.param([*SILENT, " a", "."], "sentence", [], [11], id="silent sentence at the end"),
+        pytest.param([" well", " then", " END", " of"], "word", [1, 2], [4], id="stop string"),
+    ],
 )
-def test_the_pace_says_how_often(pace: str, positions: list[int]) -> None:
-    answer = watch(pace)
-    answer.texts += [" red", " green", " blue", " grey", " black"]
-    assert [position for position, _ in answer.asks(ended=False)] == positions
-    assert [position for position, _ in answer.asks(ended=True)] == [5]
-
-
-def test_a_stop_string_that_may_have_begun_is_not_scored() -> None:
-    answer = watch(stop=("END NOW",))
-    answer.texts += [" well", " then", " END", " of"]
-    assert [position for position, _ in answer.asks(ended=False)] == [1, 2]
+def test_positions_that_are_scored(
+    texts: list[str], pace: str, while_written: list[int], at_the_end: list[int]
+) -> None:
+    answer = watch(texts, pace, stop=("END NOW",))
+    assert positions(answer) == while_written
+    ((position, windows),) = answer.asks(ended=True)
+    assert ([position], windows) == (at_the_end, ["".join(texts)])
 
 
 def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
@@ -91,16 +95,15 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
     assert feed(answer, [0.1, 0.1]) is None
     assert answer.passed == 2
     answer.texts += [" third", " fourth"]
-    ((position, _),) = answer.asks(ended=False)
+    (position,) = positions(answer)
     assert answer.judge(position, scored(0.4)) is None
     assert answer.passed == 2
 
 
 def test_suspicious_text_is_held_back_for_sixteen_tokens() -> None:
-    answer = watch()
-    answer.texts += [f" word{number}" for number in range(20)]
+    answer = watch(words(20))
     held = []
-    for position, _ in answer.asks(ended=False):
+    for position in positions(answer):
         assert answer.judge(position, scored(0.3)) is None
         held.append(position - answer.passed)
     assert held == [*range(1, 17), 0, 1, 2]
@@ -112,86 +115,66 @@ def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
 
 
 def test_between_two_places_each_word_may_be_to_blame() -> None:
-    answer = watch("3")
-    answer.texts += [f" word{i}" for i in range(7)]
-    first, second = answer.asks(ended=False)
-    assert answer.judge(first[0], scored(0.1)) is None
-    assert answer.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
+    answer = watch(words(7), "3")
+    assert positions(answer) == [3, 6]
+    assert answer.judge(3, scored(0.1)) is None
+    assert answer.judge(6, scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
-    assert feed(watch(), [0.1, 0.6, 0.1, 0.1]) is not None
+    failure = Failure(2, scored(0.6), 1, (2,))
+    assert feed(watch(), [0.1, 0.6, 0.1, 0.1]) == failure
     answer = watch(lag=1)
     assert feed(answer, [0.1, 0.6, 0.1, 0.1]) is None
     assert answer.passed == 4
-    failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
-    assert failure == Failure(2, scored(0.6), 1, (2,))
-    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), 1, (2,))
+    assert feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1]) == failure
+    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == failure
     # At the end of the text there is nothing to wait for.
-    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(2, scored(0.6), 1, (2,))
-
-
-def screened(**changes: Any) -> Watch:
-    answer = watch(**changes)
-    answer.screened = True
-    return answer
+    assert feed(watch(lag=5), [0.1, 0.6]) == failure
 
 
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
-    answer = screened()
-    answer.texts += [f" word{i}" for i in range(12)]
+    answer = watch(words(12), screened=True)
     assert [position for position in range(1, 12) if answer.note_rejection(position)] == [1, 9]
     answer.drop_after(4)
     assert answer.note_rejection(5)
 
 
-def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text() -> None:
-    answer = screened()
-    sentence = [*[" word"] * 7, " end", "."]
-    answer.texts += [*sentence, " Yes", ".", *sentence, "\n", *[" word"] * 80]
-    positions = [position for position, _ in answer.asks(ended=False)]
-    assert [position for position in positions if answer.ends(position)] == [9, 20, 84]
+@pytest.mark.parametrize("pace", ["word", "20"])
+def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text(pace: str) -> None:
+    """At any pace of the screen."""
+    texts = [*SENTENCE, " Yes", ".", *SENTENCE[1:], "\n", *[" word"] * 80]
+    answer = watch(texts, pace, screened=True)
+    assert [position for position in positions(answer) if answer.ends(position)] == [10, 21, 85]
     answer.texts += [" last"]
-    *_, (end, _) = answer.asks(ended=True)
+    *_, end = positions(answer, ended=True)
     assert answer.ends(end)
     assert end == len(answer.texts)
 
 
-@pytest.mark.parametrize("pace", ["word", "20"])
-def test_a_sentence_ends_at_the_same_place_at_any_pace_of_the_screen(pace: str) -> None:
-    answer = screened(pace=pace)
-    answer.texts += [*[" word"] * 9, " end", ".", " So", " on"]
-    assert [position for position, _ in answer.asks(ended=False) if answer.ends(position)] == [11]
-
-
 def test_text_that_the_screen_accepts_has_not_passed() -> None:
-    answer = screened()
-    answer.texts += [*[" word"] * 8, " end", ".", " So"]
-    for position, _ in answer.asks(ended=False)[:-1]:
+    answer = watch([*SENTENCE, " So"], screened=True)
+    for position in positions(answer)[:-1]:
         answer.note_acceptance(position)
     assert answer.passed == 0
     assert answer.judge(10, scored(0.1)) is None
     assert answer.passed == 10
 
 
-def test_a_sentence_that_fails_is_not_waited_for() -> None:
+@pytest.mark.parametrize("screened", [True, False])
+def test_a_sentence_that_fails_is_not_waited_for(screened: bool) -> None:
     """A later sentence does not excuse it, and any of its words may be to blame."""
-    answer = screened(lag=4)
-    answer.texts += [*[" word"] * 8, " end", ".", " So"]
-    positions = [position for position, _ in answer.asks(ended=False)]
-    for position in positions[:-1]:
+    pace = "word" if screened else "sentence"
+    answer = watch([*SENTENCE, " So"], pace, screened=screened, lag=4)
+    *others, end = positions(answer)
+    assert len(others) == (8 if screened else 0)
+    for position in others:
         answer.note_acceptance(position)
-    failure = answer.judge(positions[-1], scored(0.6))
-    assert failure == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
-    answer = watch("sentence", lag=4)
-    answer.texts += [*[" word"] * 8, " end", ".", " So"]
-    ((position, _),) = answer.asks(ended=False)
-    assert answer.judge(position, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
+    assert answer.judge(end, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
 
 
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
-    answer = screened(lag=3)
-    answer.texts += [f" word{i}" for i in range(14)]
+    answer = watch(words(14), screened=True, lag=3)
     answer.note_acceptance(1)
     assert answer.note_rejection(2)
     assert answer.judge(2, scored(0.1)) is None
@@ -205,11 +188,10 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
 
 
 def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> None:
-    answer = screened()
-    answer.texts += [*[" word"] * 8, " end", ".", *[" more"] * 9]
-    *words, end = [position for position, _ in answer.asks(ended=False)][:9]
+    answer = watch([*SENTENCE, *[" more"] * 9], screened=True)
+    *before, end = positions(answer)[:9]
     assert answer.ends(end)
-    for position in words:
+    for position in before:
         answer.note_acceptance(position)
     assert answer.note_rejection(end)
     assert answer.judge(end, scored(0.1)) is None
@@ -221,10 +203,9 @@ def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> No
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
-    answer = watch(lag=2, window_tokens=0)
-    answer.texts += [f" w{i}" for i in range(9)]
+    answer = watch(words(9), lag=2, window_tokens=0)
     windows = [texts[0].split() for _, texts in answer.asks(ended=False)]
-    assert windows[3:5] == [["w2", "w3", "w4"], ["w3", "w4", "w5"]]
+    assert windows[4:6] == [["word2", "word3", "word4"], ["word3", "word4", "word5"]]
 
 
 texts = st.lists(
@@ -247,7 +228,7 @@ def test_what_may_be_given_out_was_scored_and_passed(
     """Decisions do not depend on how tokens arrive, or when the end is known."""
 
     def run(sizes: list[int], late: bool) -> tuple[Any, ...]:
-        answer, judged, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
+        answer, judged, left = watch((), pace, lag=lag), dict[int, float](), list(tokens)
         failure, passed = None, [0]
         while failure is None:
             ended, size = not left, sizes.pop()
@@ -283,27 +264,25 @@ def test_what_may_be_given_out_was_scored_and_passed(
 
 
 def test_word_is_scored_before_the_next_token_if_it_is_known_to_have_ended() -> None:
-    growing = watch()
-    growing.texts.append("Put")
-    assert growing.asks(ended=False) == []
-    growing.ends_word = True
-    assert growing.asks(ended=False) == [(1, ["Put"])]
-    growing.texts.append(" the")
-    assert growing.asks(ended=False) == [(2, ["Put the"])]
-    growing.texts.append(" eggs")
-    growing.ends_word = False
-    assert growing.asks(ended=False) == []
-    assert growing.asks(ended=True) == [(3, ["Put the eggs"])]
+    answer = watch(["Put"])
+    assert answer.asks(ended=False) == []
+    answer.ends_word = True
+    assert answer.asks(ended=False) == [(1, ["Put"])]
+    answer.texts.append(" the")
+    assert answer.asks(ended=False) == [(2, ["Put the"])]
+    answer.texts.append(" eggs")
+    answer.ends_word = False
+    assert answer.asks(ended=False) == []
+    assert answer.asks(ended=True) == [(3, ["Put the eggs"])]
 
 
 @pytest.mark.parametrize("screened", [False, True])
 def test_scorer_with_a_window_reads_the_last_words_and_all_that_is_unread(screened: bool) -> None:
-    growing = watch(window_tokens=10)
-    growing.window, growing.screened = 4, screened
-    growing.texts += [f" word{number}" for number in range(40)]
-    last = growing.asks(ended=True)[-1]
-    assert len(last[1]) == (2 if screened else 1)  # the screen has no window
+    answer = watch(words(40), screened=screened, window_tokens=10)
+    answer.window = 4
+    *_, (_, windows) = answer.asks(ended=True)
+    assert len(windows) == (2 if screened else 1)  # the screen has no window
     if not screened:
-        assert last[1] == [" word36 word37 word38 word39"]
-    assert growing.windows(38, 40) == [" word36 word37 word38 word39"]
-    assert growing.windows(30, 40) == ["".join(growing.texts[30:])]
+        assert windows == ["".join(answer.texts[36:])]
+    assert answer.windows(38, 40) == ["".join(answer.texts[36:])]
+    assert answer.windows(30, 40) == ["".join(answer.texts[30:])]
