@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.command import tide
+from tests.fakes import FakeScorer
 from tests.generated import examples
-from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.core.chat import Chat, render
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.data.records import read_records
 from tide.data.texts import read_rows
-from tide.detoxifier.sync import outcomes
 from tide.engines.base import Prompt, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.search.geometry import movable_rows
@@ -39,10 +38,6 @@ SYSTEM = [{"role": "system", "content": "be kind"}]
 CALL = {"id": "x", "type": "function", "function": {"name": "find", "arguments": '{"a": "b"}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "x"}
-
-
-def quiet(texts: list[str]) -> list[float]:
-    return [0.01] * len(texts)
 
 
 def template_of(source: str) -> Any:
@@ -70,17 +65,11 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return TransformersEngine(save_chat_model(folder, GOOD["chatml"], bos=True))
 
 
-def masks(prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor | None]:
-    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
-    return torch.tensor(prompt.fixed_mask), user
-
-
-def moved(engine: TransformersEngine, prompt: Prompt, perturb: str = "content") -> list:
+def moved(engine: TransformersEngine, prompt: Prompt, perturb: str = "content") -> list[str]:
     """The decoded text of each run of tokens whose embeddings may be perturbed."""
-    fixed, user = masks(prompt)
-    movable = movable_rows(fixed, perturb, user).tolist()
+    fixed, user = torch.tensor(prompt.fixed_mask), torch.tensor(prompt.user_mask)
     runs: list[list[int]] = [[]]
-    for token, moves in zip(prompt.token_ids, movable, strict=True):
+    for token, moves in zip(prompt.token_ids, movable_rows(fixed, perturb, user), strict=True):
         if moves:
             runs[-1].append(token)
         elif runs[-1]:
@@ -148,34 +137,38 @@ def test_reasoning_of_an_assistant_message_is_dropped() -> None:
         Chat.of([question | thoughts])
 
 
-@pytest.mark.parametrize("name", list(BAD))
-def test_template_that_loses_a_user_message_is_refused(tmp_path: Path, name: str) -> None:
-    engine = TransformersEngine(save_chat_model(tmp_path, BAD[name]))
-    with pytest.raises(InputError, match="leaves out, repeats or rewrites message") as caught:
-        Detoxifier(engine, scorer=quiet).chat(LONG)
-    assert "\n" not in str(caught.value)
+LOSES = "leaves out, repeats or rewrites message"
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "has no chat template; give a text"),
-        ("{{ raise_exception('no\nsuch chats') }}", "refuses them: TemplateError: no such chats"),
-        ("{{ messages[", "refuses them: TemplateSyntaxError"),
-        ("{{ 1 / 0 }}{{ messages }}", "refuses them: ZeroDivisionError"),
-        ("{{ messages[0]['content'].__class__.__mro__ }}", "refuses them: SecurityError"),
+        *(pytest.param(template, LOSES, id=name) for name, template in BAD.items()),
+        pytest.param(None, "has no chat template; give a text", id="none"),
+        pytest.param(
+            "{{ raise_exception('no\nsuch chats') }}",
+            "refuses them: TemplateError: no such chats",
+            id="refuses",
+        ),
+        pytest.param("{{ messages[", "refuses them: TemplateSyntaxError", id="syntax"),
+        pytest.param("{{ 1 / 0 }}{{ messages }}", "refuses them: ZeroDivisionError", id="fails"),
+        pytest.param(
+            "{{ messages[0]['content'].__class__.__mro__ }}",
+            "refuses them: SecurityError",
+            id="leaves the sandbox",
+        ),
     ],
 )
-def test_failing_template_is_one_line(tmp_path: Path, template: str | None, message: str) -> None:
+def test_chat_whose_template_fails_is_refused_in_one_line_and_alone(
+    tmp_path: Path, template: str | None, message: str
+) -> None:
     engine = TransformersEngine(save_chat_model(tmp_path, template))
-    with pytest.raises(InputError, match=f"^messages: .*{message}") as caught:
-        Detoxifier(engine, scorer=quiet).chat(HELLO)
-    assert "\n" not in str(caught.value)
-    # Only the chat fails; the text in the same call is completed.
-    detoxifier = Detoxifier(engine, scorer=quiet)
-    by_number = dict(outcomes(detoxifier, [Chat.of(HELLO), "The weather"]))
-    assert isinstance(by_number[0], InputError)
-    assert by_number[1].prompt == "The weather"
+    with engine, Detoxifier(engine, scorer=FakeScorer()) as detox:
+        refused, completed = detox.map([Chat.of(LONG), "The weather"], return_exceptions=True)
+    assert isinstance(refused, InputError)
+    assert re.match(f"prompt 0: messages: .*{message}", str(refused))
+    assert "\n" not in str(refused)
+    assert completed.prompt == "The weather"
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "user"])
@@ -202,7 +195,7 @@ def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -
     text = chatml.render(many)
     assert {text[slice(*span)] for span in text.spans} == {"x"}
     with pytest.raises(InputError, match="2000 messages do not fit into the model's context of"):
-        Detoxifier(chatml, scorer=quiet).chat(many.dump())
+        Detoxifier(chatml, scorer=FakeScorer()).chat(many.dump())
 
 
 def test_slow_chat_template_delays_no_other_prompt(
@@ -219,7 +212,7 @@ def test_slow_chat_template_delays_no_other_prompt(
     monkeypatch.setattr(chatml.tokenizer, "apply_chat_template", slowly)
 
     async def run() -> str:
-        async with AsyncDetoxifier(chatml, scorer=quiet, max_new_tokens=8) as detox:
+        async with AsyncDetoxifier(chatml, scorer=FakeScorer(), max_new_tokens=8) as detox:
             chat = asyncio.create_task(detox.chat(HELLO))
             await asyncio.sleep(0.1)  # until its template renders
             assert (await detox("The weather today")).text
@@ -244,9 +237,8 @@ def test_slow_chat_template_delays_no_other_prompt(
     ],
 )
 def test_bad_messages_are_one_line(messages: Any, message: str) -> None:
-    detoxifier = Detoxifier(scripted_engine(), scorer=ReadingScorer())
     with pytest.raises(InputError, match=f"^{message}") as caught:
-        detoxifier.chat(messages)
+        Chat.of(messages)
     assert "\n" not in str(caught.value)
 
 
@@ -300,14 +292,6 @@ def test_render_locates_each_user_message(
     assert all(a[1] <= b[0] for a, b in zip(text.spans, text.spans[1:], strict=False))
 
 
-def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Records the requests that the engine gets."""
-    seen: list[Request] = []
-    write = engine.write
-    monkeypatch.setattr(engine, "write", lambda request: (seen.append(request), write(request))[1])
-    return seen
-
-
 def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,8 +300,10 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
     advised = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **advised}))
     with TransformersEngine(folder) as engine:
-        seen = asked_of(engine, monkeypatch)
-        detox = Detoxifier(engine, scorer=quiet)
+        seen: list[Request] = []
+        write = engine.write
+        monkeypatch.setattr(engine, "write", lambda request: seen.append(request) or write(request))
+        detox = Detoxifier(engine, scorer=FakeScorer())
         (prompt,) = engine.tokenize([engine.render(Chat.of(HELLO))])
         assert engine.context_length is not None
         room = engine.context_length - len(prompt)
@@ -326,7 +312,7 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
         assert seen[-1].sampling == expected
         detox.chat(HELLO, temperature=0.3, max_new_tokens=4)
         assert seen[-1].sampling == Sampling(max_new_tokens=4, temperature=0.3)
-        Detoxifier(engine, scorer=quiet, temperature=0.2).chat(HELLO)
+        Detoxifier(engine, scorer=FakeScorer(), temperature=0.2).chat(HELLO)
         assert seen[-1].sampling.temperature == 0.2
         detox("The weather")
         assert seen[-1].sampling == Sampling()
