@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
-from tide.search import Strategy
 
 PROMPTS = [
     "the first prompt of all",
@@ -60,13 +59,3 @@ class ReadingScorer(FakeScorer):
 
     def __init__(self) -> None:
         super().__init__(lambda text: read([text])[0], name="reading")
-
-
-def drive(strategy: Strategy) -> list[list[Tensor]]:
-    """Run a strategy on `toxicity`; returns the embeddings by round."""
-    rounds = []
-    while not strategy.done:
-        asked = strategy.ask()
-        rounds.append([candidate.embeddings for candidate in asked])
-        strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
-    return rounds
