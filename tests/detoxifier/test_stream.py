@@ -28,7 +28,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 
-FIVE = [sentence(f"Good{i}") for i in range(6)]
+SENTENCES = [sentence(f"Good{i}") for i in range(6)]
 
 
 def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
@@ -76,7 +76,7 @@ def test_stream_keeps_its_text_if_the_answer_cannot_be_repaired(
     on_unresolved: str, way: str
 ) -> None:
     texts, result = streamed(story(third_always), way, on_unresolved=on_unresolved)
-    assert texts == FIVE[:2]
+    assert texts == SENTENCES[:2]
     if on_unresolved == "raise":
         assert isinstance(result, UnresolvedError)
         return
@@ -101,7 +101,7 @@ def test_stream_ends_with_the_error_of_its_scorer(way: str) -> None:
     texts, error = streamed(story(never, scorer), way)
     assert isinstance(error, ScorerError)
     assert "out of memory" in str(error)
-    assert texts == FIVE[: len(texts)]
+    assert texts == SENTENCES[: len(texts)]
     assert 1 <= len(texts) <= 3
     for count in range(len(texts)):
         assert "".join(texts[: count + 1]) in scorer.texts
@@ -115,40 +115,36 @@ def test_stream_refuses_several_trials_and_long_answers(way: str) -> None:
     assert "exceed the model's context of 128" in str(error)
 
 
-class Endless(Storyteller):
-    """Writes a long story slowly."""
-
-    def __init__(self) -> None:
-        super().__init__(never, sentences=1000, context_length=None)
+class Stalling(Storyteller):
+    """Writes two sentences, and a word of the third."""
 
     async def _pause(self, request: Request, written: int) -> None:
-        await asyncio.sleep(0.005)
-
-
-LONG = {**SETTINGS, "max_new_tokens": 7000}
+        await asyncio.sleep(60 if written > 2 * WORDS else 0)
 
 
 def test_closed_stream_raises() -> None:
+    closed = "closed before its text was complete"
+
     async def run() -> None:
-        async with AsyncDetoxifier(Endless(), scorer=Reader(), **LONG) as detox:
+        async with AsyncDetoxifier(Stalling(never), scorer=Reader(), **SETTINGS) as detox:
             stream = detox.stream(PROMPT)
             await anext(stream)
             with pytest.raises(EngineError, match="not complete yet"):
                 _ = stream.result
             await stream.aclose()
-            with pytest.raises(EngineError, match="closed before its text was complete"):
+            with pytest.raises(EngineError, match=closed):
                 await asyncio.wait_for(_read(stream), 5)
-            with pytest.raises(EngineError, match="closed before its text was complete"):
+            with pytest.raises(EngineError, match=closed):
                 _ = stream.result
 
     asyncio.run(run())
-    with Detoxifier(Endless(), scorer=Reader(), **LONG) as detox:
+    with Detoxifier(Stalling(never), scorer=Reader(), **SETTINGS) as detox:
         stream = detox.stream(PROMPT)
         next(stream)
         stream.close()
-        with pytest.raises(EngineError, match="closed before its text was complete"):
+        with pytest.raises(EngineError, match=closed):
             list(stream)
-        with pytest.raises(EngineError, match="closed before its text was complete"):
+        with pytest.raises(EngineError, match=closed):
             _ = stream.result
 
 

@@ -13,10 +13,17 @@ import torch
 import tide
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import EngineError, InputError, TideError, UnresolvedError
-from tide.core.results import Result
+from tide.core.errors import (
+    EngineError,
+    InputError,
+    MissingDependencyError,
+    TideError,
+    UnresolvedError,
+)
+from tide.core.results import Result, format_score
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import DetoxifierBase
+from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
@@ -151,6 +158,14 @@ def test_a_result_is_one_short_line(alone: list[Result]) -> None:
     assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
 
 
+def test_score_is_shown_on_its_side_of_the_threshold() -> None:
+    assert format_score(0.096, True) == "0.09"
+    assert format_score(0.5001, False) == "0.51"
+    assert [format_score(score, True) for score in (0.0, 0.29, 1e-300)] == ["0.00", "0.29", "0.00"]
+    assert [format_score(score, False) for score in (1.0, 0.57)] == ["1.00", "0.57"]
+    assert format_score(0.49999, True, digits=3) == "0.499"
+
+
 def test_the_example_of_an_own_strategy_runs() -> None:
     """A strategy in a file, with its own option."""
     path = Path(__file__).parents[2] / "examples" / "own_strategy.py"
@@ -227,3 +242,10 @@ def test_public_names_exist_and_load_no_torch() -> None:
     for what in ("tide; dir(tide)", "tide.cli.app"):
         code = f"import sys, {what}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, what
+
+
+def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/vllm/test_cluster.py runs a real cluster."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[ray\]'"):
+        next(map_prompts(Detoxifier, ["a prompt"]))

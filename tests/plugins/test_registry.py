@@ -1,17 +1,93 @@
-"""A registered name whose module cannot be used is a one-line error."""
+"""Names of scorers, engines, strategies and baselines: registered, installed, or in a file."""
 
 from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tide
+from tests.scripted_engine import ScriptedEngine
+from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import InputError, MissingDependencyError
+from tide.detoxifier import REGISTRIES
 from tide.plugins import registry as registries
 from tide.plugins.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in REGISTRIES.values():
+        registry.names()  # reads the entry points
+        monkeypatch.setattr(registry, "_targets", dict(registry._targets))
+
+
+def shouting(texts: list[str]) -> list[float]:
+    """The share of capitals."""
+    return [sum(c.isupper() for c in text) / max(1, len(text)) for text in texts]
+
+
+class Patient(tide.Strategy):
+    """Returns the model's own text."""
+
+    options_class = tide.Options
+
+    def steps(self, start: Any) -> Any:
+        yield from ()
+
+
+class Silent:
+    """Writes nothing."""
+
+    options_class = tide.Options
+
+    def __init__(self, engine: Any, options: Any, **_: Any) -> None:
+        self.name = "silent"
+
+
+def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
+    tide.register("scorer", "shouting", shouting)
+    scorer = tide.load_scorer("max:shouting,pocket")
+    assert "shouting" in scorer.name
+    with tide.Detoxifier(scripted_engine(), scorer="shouting") as detox:
+        assert detox.scorer.name.startswith("shouting@")  # and a digest of its code
+        assert detox(PROMPTS[0]).before.toxicity == 0.0  # it writes no capitals
+    with pytest.raises(InputError, match="shouting"):
+        tide.load_scorer("shouting:loud")
+    tide.register("scorer", "partly", partial(shouting))
+    assert tide.load_scorer("partly").score(["ABab"])[0] == 0.5
+
+
+def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:
+    tide.register("strategy", "patient", Patient)
+    assert tide.load_strategy("patient").strategy is Patient
+    tide.register("engine", "scripted", "tests.scripted_engine:ScriptedEngine")
+    assert REGISTRIES["engine"].load("scripted") is ScriptedEngine
+    tide.register("baseline", "silent", Silent)
+    assert tide.load_baseline("silent", scripted_engine()).name == "silent"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "target", "message"),
+    [
+        ("judge", "mine", shouting, r"^kind: 'judge' is not one of engine, scorer, strategy,"),
+        ("scorer", "pocket", shouting, "'pocket' is registered already"),
+        ("scorer", "a:b", shouting, r"^name: 'a:b' must begin with a letter"),
+        ("strategy", "mine", "Mine", r"^target: expected a class"),
+    ],
+)
+def test_register_refuses_bad_names_and_targets(
+    kind: Any, name: str, target: Any, message: str
+) -> None:
+    before = {kind: registry.names() for kind, registry in REGISTRIES.items()}
+    with pytest.raises(InputError, match=message):
+        tide.register(kind, name, target)
+    assert before == {kind: registry.names() for kind, registry in REGISTRIES.items()}
 
 
 @pytest.mark.parametrize(
