@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,9 @@ def test_row_is_written_as_alone(engine: TransformersEngine, rows: list[Any]) ->
 
         await clock.reach(at)
         reading = asyncio.ensure_future(read())
-        while leaves_at is not None and clock.step < leaves_at and not reading.done():
-            await asyncio.sleep(0)
         if leaves_at is not None:
+            while clock.step < leaves_at and not reading.done():
+                await asyncio.sleep(0)
             reading.cancel()
         await asyncio.wait([reading])
         return pieces
@@ -223,11 +224,8 @@ def test_waiting_rows_take_the_places_of_ended_rows(small: TransformersEngine) -
 def test_late_row_joins_running_rows(engine: TransformersEngine) -> None:
     async def run() -> int:
         clock = Clock()
-        others = [
-            clock.run(engine),
-            *(engine.complete([Request([5, n], greedy(50))]) for n in range(9)),
-        ]
-        running = asyncio.gather(*others)
+        others = [engine.complete([Request([5, n], greedy(50))]) for n in range(9)]
+        running = asyncio.gather(clock.run(engine), *others)
         await clock.reach(4)
         await engine.complete([Request([7, 9], greedy(3))])
         ended_at = clock.step
@@ -255,27 +253,23 @@ def test_reader_that_leaves_ends_the_row(engine: TransformersEngine) -> None:
 def test_row_that_is_cancelled_while_it_waits_is_never_read(small: TransformersEngine) -> None:
     async def run() -> None:
         clock = Clock()
-        others = [
-            clock.run(small),
-            *(small.complete([Request([5, n], greedy(20))]) for n in range(3)),
-        ]
-        running = asyncio.gather(*others)
+        others = [small.complete([Request([5, n], greedy(20))]) for n in range(3)]
+        running = asyncio.gather(clock.run(small), *others)
         await clock.reach(1)
-        waiting = [
+        first, second, third = (
             asyncio.ensure_future(small.complete([Request(ids, greedy(5), priority=9)]))
             for ids in ([7] * 11, [7, 8], [7] * 12)
-        ]
+        )
         await clock.reach(4)
-        waiting[0].cancel()
-        waiting[2].cancel()
+        first.cancel()
+        third.cancel()
         await running
-        await waiting[1]
+        await second
 
-    shapes: list[tuple[int, int]] = []
-    with before_each_pass(small, lambda arguments: shapes.append(shape_of(arguments))):
+    lengths: list[int] = []
+    with before_each_pass(small, lambda arguments: lengths.append(shape_of(arguments)[1])):
         small.portal.run(run)
-    assert shapes
-    assert max(tokens for _, tokens in shapes) == 2
+    assert max(lengths) == 2
 
 
 def test_likelihoods_are_read_between_the_steps_of_others(engine: TransformersEngine) -> None:
@@ -298,24 +292,22 @@ def test_rows_of_a_model_without_open_batches_enter_once_all_have_ended(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "reads_alike", lambda *_: False)
-    prompts, samplings = [[5, 6], [7, 8, 9], [4, 3]], [greedy(4), greedy(9), greedy(3)]
+    rows = [([5, 6], 4), ([7, 8, 9], 9), ([4, 3], 3)]
+    requests = [Request(ids, greedy(tokens)) for ids, tokens in rows]
 
     async def run() -> list[Any]:
-        tasks = [
-            asyncio.ensure_future(closed.complete([Request(prompts[n], samplings[n])]))
-            for n in (0, 1)
-        ]
-        await tasks[0]
-        assert not tasks[1].done()
-        late = await closed.complete([Request(prompts[2], samplings[2])])
-        assert tasks[1].done()
-        return [*(task.result() for task in tasks), late]
+        short, long = (
+            asyncio.ensure_future(closed.complete([request])) for request in requests[:2]
+        )
+        await short
+        assert not long.done()
+        late = await closed.complete(requests[2:])
+        assert long.done()
+        return [short.result(), long.result(), late]
 
     with TransformersEngine(engine.name) as closed:
         results = closed.portal.run(run)
-    assert results == [
-        completed(engine, [ids], sampling) for ids, sampling in zip(prompts, samplings, strict=True)
-    ]
+    assert results == [asyncio.run(engine.complete([request])) for request in requests]
 
 
 # Rows, models and memory that fail
@@ -443,50 +435,40 @@ def test_memory_that_ends_when_rows_enter_spares_running_rows(
         return allocate(tensor, *shape, **options)
 
     first = Request([5, 9], greedy(12), piece_tokens=1)
+    alone = engine.portal.run(written, engine, first)
 
     async def run() -> Any:
-        pieces: list[Piece] = []
         late: list[Any] = []
+        pieces: list[Piece] = []
         async for piece in engine.write(first):
             if not pieces:
                 monkeypatch.setattr(torch.Tensor, "new_zeros", full)
-                late = [
-                    asyncio.ensure_future(engine.complete([Request(ids, greedy(3))]))
-                    for ids in prompts
-                ]
+                requests = [Request(ids, greedy(3)) for ids in prompts]
+                late = [asyncio.ensure_future(engine.complete([request])) for request in requests]
             pieces.append(piece)
         return pieces, await asyncio.gather(*late, return_exceptions=True)
 
     pieces, results = engine.portal.run(run)
+    assert pieces == alone
     assert any(isinstance(result, CompletionError) for result in results)
-    monkeypatch.undo()
-    assert pieces == engine.portal.run(written, engine, first)
 
 
 def test_closing_ends_running_rows(tmp_path: Path) -> None:
+    """Also those that other threads read, slowly."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"), max_batch=2)
-    began, errors = threading.Barrier(4), []
+    began = threading.Event()
 
-    def ask(number: int) -> None:
-        async def read() -> None:
-            request = Request([5, number], greedy(60), piece_tokens=1)
-            async with aclosing(engine.write(request)) as pieces:
-                async for _ in pieces:
-                    await asyncio.sleep(0.05)
+    async def read(number: int) -> None:
+        request = Request([5, number], greedy(60), piece_tokens=1)
+        async with aclosing(engine.write(request)) as pieces:
+            async for _ in pieces:
+                began.set()
+                await asyncio.sleep(0.05)
 
-        began.wait(10)
-        try:
-            asyncio.run(read())
-        except EngineError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3, 6)]
-    for thread in threads:
-        thread.start()
-    began.wait(10)
-    engine.close()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert len(errors) == 3
-    assert all("closed" in text for text in errors)
+    with ThreadPoolExecutor(3) as threads:
+        reading = [threads.submit(asyncio.run, read(number)) for number in range(3, 6)]
+        assert began.wait(10)
+        engine.close()
+        for future in reading:
+            assert isinstance(error := future.exception(30), EngineError)
+            assert "closed" in str(error)

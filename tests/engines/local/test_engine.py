@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ import torch
 from benchmarks.writing import completed, likelihoods
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
-from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
+from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
+from tide.engines import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = [
@@ -41,16 +44,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_causal_lm(path, kind, bos=kind in ("llama", "gemma2"))
 
 
-@pytest.fixture(scope="module")
-def pocket() -> TransformersEngine:
-    return TransformersEngine("pocket")
-
-
-def complete(
-    engine: TransformersEngine, prompts: list[str], sampling: Sampling, seeds: list[int]
-) -> list[tuple[int, ...]]:
+def greedy_ids(engine: TransformersEngine, prompts: list[str] = PROMPTS) -> list[tuple[int, ...]]:
     embeddings = engine.embed(prompts)
-    return [c.token_ids for c in completed(engine, embeddings, sampling, seeds)]
+    return [completion.token_ids for completion in completed(engine, embeddings, GREEDY)]
 
 
 def test_greedy_equals_generate_from_ids(folder: Path) -> None:
@@ -67,9 +63,8 @@ def test_greedy_equals_generate_from_ids(folder: Path) -> None:
         )[0, inputs.input_ids.shape[1] :].tolist()  # fmt: skip
         expected.append(tuple(ids[: ids.index(1)] if 1 in ids else ids))
     assert len(set(expected)) > 1
-    assert complete(engine, PROMPTS, GREEDY, [0] * 4) == expected
-    for prompt, ids in zip(PROMPTS, expected, strict=True):
-        assert complete(engine, [prompt], GREEDY, [0]) == [ids]
+    assert greedy_ids(engine) == expected
+    assert [greedy_ids(engine, [prompt])[0] for prompt in PROMPTS] == expected
 
 
 def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
@@ -81,13 +76,13 @@ def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
     assert engine.model is model
     assert engine.name == str(path)
     assert "forward" not in vars(model.lm_head)
-    written = complete(engine, PROMPTS, GREEDY, [0] * 4)
-    assert written == complete(by_folder, PROMPTS, GREEDY, [0] * 4)
+    written = greedy_ids(engine)
+    assert written == greedy_ids(by_folder)
     weights = engine.weights
     with torch.no_grad():
         model.lm_head.weight.mul_(-1)
     changed = TransformersEngine(model)
-    assert complete(changed, PROMPTS, GREEDY, [0] * 4) != written
+    assert greedy_ids(changed) != written
     assert None is by_folder.weights != weights != changed.weights
 
 
@@ -95,13 +90,13 @@ def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
 def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     path = save_causal_lm(tmp_path, "llama")
-    plain = complete(TransformersEngine(path), PROMPTS, GREEDY, [0] * 4)
+    plain = greedy_ids(TransformersEngine(path))
     config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
     engine = TransformersEngine(tuned)
     (ids,) = engine.tokenize(PROMPTS[:1])
-    ((first, *_), *_) = written = complete(engine, PROMPTS, GREEDY, [0] * 4)
+    ((first, *_), *_) = written = greedy_ids(engine)
     assert written != plain
     with torch.inference_mode():
         assert int(tuned(torch.tensor([ids])).logits[0, -1].argmax()) == first
@@ -145,12 +140,13 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
     assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
 
 
-def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine) -> None:
+def test_bfloat16_is_near_float32_and_not_the_default() -> None:
+    pocket = TransformersEngine("pocket")
     assert pocket.device.type == "cuda" or pocket.dtype == torch.float32
     half = TransformersEngine("pocket", dtype="bfloat16", device="cpu")
     assert half.dtype == torch.bfloat16
     prompts = half.tokenize(PROMPTS)
-    completions = [list(ids) for ids in complete(half, PROMPTS, GREEDY, [0] * 4)]
+    completions = greedy_ids(half)
     assert all(completions)
     measured = likelihoods(half, prompts, completions)
     assert measured == pytest.approx(likelihoods(pocket, prompts, completions), abs=0.05)
@@ -175,18 +171,19 @@ def test_special_tokens_are_marked(tmp_path: Path) -> None:
     assert engine.tokenize(["The weather"]) == [list(prompt.token_ids)]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_cuda_asked_for_and_absent() -> None:
-    with pytest.raises(InputError, match="no CUDA device"):
-        TransformersEngine("pocket", device="cuda")
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="max_batch"):
-        TransformersEngine("pocket", max_batch=0)
-    for device in ("gpu", "meta", "cuda:99", "", 5):
-        with pytest.raises(InputError, match=r"^device.*'cpu'|^device: .*string"):
-            TransformersEngine("pocket", device=device)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_batch", 0),
+        ("device", "gpu"),
+        ("device", "meta"),
+        ("device", "cuda:99"),
+        ("device", 5),
+    ],
+)
+def test_bad_arguments(option: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{option}"):
+        TransformersEngine("pocket", **{option: value})
 
 
 def test_folders_without_a_usable_model(tmp_path: Path) -> None:
@@ -221,14 +218,45 @@ def test_a_model_without_a_usable_embedding_layer(
 
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    """Every method that works with the model raises the same error."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (x,) = engine.embed(PROMPTS[:1])
+    request = Request(engine.embed(PROMPTS[:1])[0])
+    calls: dict[str, tuple[Any, ...]] = {
+        "tokenize": ([],),
+        "encode": ("fine",),
+        "count_tokens": ("fine",),
+        "texts": ([[1]],),
+        "token_texts": ([[1]],),
+        "render": (Chat.said("fine"),),
+        "text_of": (Chat.said("fine"),),
+        "embed": (["fine"],),
+        "embed_tokens": ([1],),
+        "ban": ([1],),
+        "prefix_cache": (),
+        "after": (request, [1]),
+        "write": (request,),
+        "complete": ([request],),
+        "log_likelihoods": ([([1], [2])],),
+    }
+    others = {"close", "completion", "has_stopped", "supports_continuation"}
+    methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
+    working = {name for name in methods if not name.startswith(("_", "check"))}
+    assert calls.keys() == working - others
     model = weakref.ref(engine.model)
-    engine.close()
+    for _ in range(2):
+        engine.close()
     gc.collect()
     assert model() is None
-    calls_of_a_closed_engine(engine, x)
-    engine.close()
+    assert engine.closed
+    assert not engine.available
+
+    async def call(name: str) -> None:
+        result = getattr(engine, name)(*calls[name])
+        await (anext(result) if inspect.isasyncgen(result) else result)
+
+    for name in calls:
+        with pytest.raises(EngineError, match="closed; make a new one"):
+            asyncio.run(call(name))
 
 
 @pytest.mark.parametrize("name", ["./missing", "~/missing", "a/b/c", "a/"])
@@ -244,12 +272,9 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.Monk
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     monkeypatch.setattr("transformers.configuration_utils.cached_file", cached_file)
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
-    with pytest.raises(EngineError) as caught:
+    problem = "no such folder, and the hub has no such model or cannot be reached: not a valid"
+    with pytest.raises(EngineError, match=rf"{problem} model identifier$"):
         TransformersEngine("missing/model")
-    assert str(caught.value) == (
-        "model missing/model: cannot be loaded: no such folder, and the hub has no such model or "
-        "cannot be reached: not a valid model identifier"
-    )
 
 
 def test_without_a_network_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

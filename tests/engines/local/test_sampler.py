@@ -21,33 +21,28 @@ from tide.engines.local.sampler import (
 )
 
 CPU = torch.device("cpu")
-Rows = list[tuple[Sampling, int]]
 
 
 def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     """Shape (steps, seeds, vocabulary)."""
-    tokens, noises = (
-        torch.arange(vocabulary, dtype=torch.int32),
-        [NoiseKeys(seed) for seed in seeds],
-    )
-    keys = torch.tensor(
-        [[noise_keys[step] for noise_keys in noises] for step in range(steps)], dtype=torch.int32
-    )
-    return gumbel_noise(keys.transpose(1, 2)[..., None], tokens).numpy()
+    tokens = torch.arange(vocabulary, dtype=torch.int32)
+    keys = [NoiseKeys(seed) for seed in seeds]
+    of_steps = [[of_seed[step] for of_seed in keys] for step in range(steps)]
+    pairs = torch.tensor(of_steps, dtype=torch.int32).transpose(1, 2)
+    return gumbel_noise(pairs[..., None], tokens).numpy()
 
 
-def sampler_of(rows: Rows) -> Sampler:
+def sampler_of(sampling: Sampling, seeds: Sequence[int]) -> Sampler:
     sampler = Sampler(CPU)
-    sampler.enter([Drawing(sampling, seed) for sampling, seed in rows])
+    sampler.enter([Drawing(sampling, seed) for seed in seeds])
     return sampler
 
 
 def draw(
-    sampling: Sampling | list[Sampling], seeds: Sequence[int], logits: torch.Tensor, step: int = 0
+    sampling: Sampling, seeds: Sequence[int], logits: torch.Tensor, step: int = 0
 ) -> torch.Tensor:
     """The tokens of step `step`, after steps with the same logits."""
-    samplings = [sampling] * len(seeds) if isinstance(sampling, Sampling) else sampling
-    sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
+    sampler = sampler_of(sampling, seeds)
     for _ in range(step + 1):
         tokens, finite = sampler.draw(sampler.warp(sampler.prepare(logits)))
     assert finite.all()
@@ -80,7 +75,7 @@ def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
 
 def keep_likely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
-    return sampler_of([(sampling, number) for number in range(len(logits))]).warp(logits)
+    return sampler_of(sampling, range(len(logits))).warp(logits)
 
 
 def test_top_k_and_top_p_by_hand() -> None:
@@ -111,8 +106,8 @@ def test_matches_the_filters_of_transformers() -> None:
 
 def test_each_step_has_noise_of_its_own() -> None:
     """Also after the keys that are made at once, and if the size of the vocabulary changes."""
-    seeds, samplings = [4, 7], [Sampling(temperature=1.0, max_new_tokens=99)] * 2
-    sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
+    seeds = [4, 7]
+    sampler = sampler_of(Sampling(temperature=1.0, max_new_tokens=99), seeds)
     for step in range(70):
         vocabulary = 30 if step % 9 == 8 else 50
         expected = torch.tensor(noise(seeds, vocabulary, 70)[step].argmax(-1))
@@ -159,26 +154,33 @@ STEPS = st.lists(
 )
 
 
+Row = tuple[Sampling, int, list[int]]  # sampling, seed and banned tokens
+
+
+def drawing_of(row: Row) -> Drawing:
+    sampling, seed, banned = row
+    return Drawing(sampling, seed, [seed, 7], banned)
+
+
 @given(STEPS, st.sampled_from([13, 9000]))
 @settings(max_examples=30, deadline=None)
 def test_rows_enter_and_leave_at_any_step(
-    steps: list[tuple[set[int], list[tuple[Sampling, int, list[int]]]]], vocabulary: int
+    steps: list[tuple[set[int], list[Row]]], vocabulary: int
 ) -> None:
     """Each row draws the same as alone: its penalties, lengths and noise stay with it."""
-    sampler, stops = Sampler(CPU, torch.tensor([4])), torch.tensor([4])
-    rows: list[tuple[Sampler, list[int]]] = []  # each row's own sampler and its tokens
+    stops = torch.tensor([4])
+    sampler = Sampler(CPU, stops)
+    rows: list[tuple[Sampler, list[int]]] = []  # each row's own sampler, and its banned tokens
     generator = torch.Generator().manual_seed(0)
     for leaving, entering in steps:
         order = [i for i in range(len(rows)) if i not in leaving][::-1]
         sampler.keep(order)
         rows = [rows[i] for i in order]
-        sampler.enter(
-            [Drawing(sampling, seed, [seed, 7], never) for sampling, seed, never in entering]
-        )
-        for sampling, seed, never in entering:
+        sampler.enter([drawing_of(row) for row in entering])
+        for row in entering:
             alone = Sampler(CPU, stops)
-            alone.enter([Drawing(sampling, seed, [seed, 7], never)])
-            rows.append((alone, never))
+            alone.enter([drawing_of(row)])
+            rows.append((alone, row[2]))
         if not rows:
             continue
         logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
@@ -188,30 +190,7 @@ def test_rows_enter_and_leave_at_any_step(
         ]
         drawn = sampler.draw(sampler.warp(sampler.prepare(logits)))[0].tolist()
         assert drawn == expected
-        assert not any(token in never for token, (_, never) in zip(drawn, rows, strict=True))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_that_are_never_drawn(temperature: float) -> None:
-    """Bans hold for their own rows only, and are also written into the step's logits."""
-    logits = torch.zeros(3, 40)
-    logits[:, [5, 9]] = 50.0
-    sampler = Sampler(CPU)
-    sampling = Sampling(temperature=temperature, max_new_tokens=30)
-    sampler.enter(
-        [
-            Drawing(sampling, seed, banned=banned)
-            for seed, banned in ((1, [5]), (2, [5, 9]), (3, []))
-        ]
-    )
-    for _ in range(30):
-        masked = logits.clone()
-        first, second, third = sampler.draw(sampler.warp(sampler.prepare(masked)))[0].tolist()
-        assert first == 9
-        assert second not in (5, 9)
-        assert third in (5, 9)
-        assert masked[0, 5] == masked[1, 5] == masked[1, 9] == -torch.inf
-        assert masked[2].max() == 50.0
+        assert not any(token in banned for token, (_, banned) in zip(drawn, rows, strict=True))
 
 
 @pytest.mark.parametrize("width", [7, 2 * _MANY])  # a sampler draws in two ways
@@ -226,8 +205,8 @@ def test_draw_reports_spoilt_scores(
     scores = torch.linspace(-1, 1, width).repeat(2, 1)
     scores[:, ::3] = -torch.inf
     scores[1, slice(None) if bad == "all masked" else 4] = -math.inf if bad == "all masked" else bad
-    row = Sampling(**{"temperature": 1.0, **options})
-    sampler = sampler_of([(row, 0), (row, 1)])
-    assert sampler.draw(sampler.warp(scores))[1].tolist() == [True, False]
-    sampler = sampler_of([(row, 0), (row, 1)])
-    assert sampler.draw(scores)[1].tolist() == [True, False]
+    sampling = Sampling(**{"temperature": 1.0, **options})
+    for warps in (True, False):
+        sampler = sampler_of(sampling, [0, 1])
+        drawn = sampler.draw(sampler.warp(scores.clone()) if warps else scores)
+        assert drawn[1].tolist() == [True, False]

@@ -109,40 +109,28 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
 
 def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: TransformersEngine) -> None:
     (whole,) = written(pocket, greedy(min_new_tokens=LENGTH), PROMPTS[1:2])
-    ids = list(whole.token_ids)
-    pieces = [pocket.texts([ids[:n]])[0] for n in range(len(ids) + 1)]
-    for first in (3, 4, 7, 11):
-        begin, end = len(pieces[first]) - 1, len(pieces[first + 2]) - 1
-        stop = whole.text[begin:end]
-        (completion,) = written(
-            pocket, greedy(min_new_tokens=LENGTH, stop=("never", stop)), PROMPTS[1:2]
-        )
-        assert completion.text == whole.text.partition(stop)[0]
+    ids = whole.token_ids
+    ends = [len(pocket.texts([ids[:n]])[0]) for n in range(len(ids) + 1)]
+    cuts = [(ends[first] - 1, ends[first + 2] - 1) for first in (3, 4, 7, 11)]
+    for begin, end in [(0, 2), *cuts]:
+        stops = ("never", whole.text[begin:end])
+        sampling = greedy(min_new_tokens=LENGTH, stop=stops)
+        (completion,) = written(pocket, sampling, PROMPTS[1:2])
+        assert completion.text == whole.text.partition(stops[1])[0]
         assert completion.finish_reason == "stop"
-        held = pocket.texts([completion.token_ids])[0]
-        assert held.startswith(completion.text)
-        assert not completion.token_ids or len(pocket.texts([completion.token_ids[:-1]])[0]) < len(
-            completion.text
-        )
-
-
-def test_text_that_begins_with_a_stop_string_is_empty(pocket: TransformersEngine) -> None:
-    (whole,) = written(pocket, greedy(), PROMPTS[:1])
-    (completion,) = written(pocket, greedy(stop=whole.text[:2], min_new_tokens=9), PROMPTS[:1])
-    assert completion == Completion("", (), "stop")
+        count = len(completion.token_ids)
+        assert completion.token_ids == ids[:count]
+        assert ends[count] >= len(completion.text)
+        assert count == 0 or ends[count - 1] < len(completion.text)
 
 
 def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: TransformersEngine) -> None:
+    long = greedy(max_new_tokens=90, min_new_tokens=90)
     before = pocket.forward_tokens
-    written(pocket, greedy(max_new_tokens=90, min_new_tokens=90))
+    texts = [completion.text for completion in written(pocket, long)]
     full = pocket.forward_tokens - before
-    texts = [completion.text for completion in written(pocket, greedy())]
-    before = pocket.forward_tokens
-    written(
-        pocket,
-        greedy(max_new_tokens=90, min_new_tokens=90, stop=tuple(text[1:4] for text in texts)),
-    )
-    assert pocket.forward_tokens - before < full / 3
+    written(pocket, long.model_copy(update={"stop": tuple(text[1:4] for text in texts)}))
+    assert pocket.forward_tokens - before - full < full / 3
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
