@@ -12,24 +12,20 @@ from pydantic import TypeAdapter
 
 from tests.engines.openai.messages import Said
 from tests.engines.openai.server import TextServer
-from tests.fakes import RudeScorer
-from tests.server.running import Running, running
-from tests.server.test_parts import ARGUMENTS, BAD, FINE, PARAMETERS
-from tests.server.wires import LAG, TEXT, losing_its_scorer, says
+from tests.server.gateways import FINE, PARAMETERS, TEXT, USER, gateway, losing_its_scorer, says
+from tests.server.running import Running
 from tide.core.chat import Parts, ToolCall
-from tide.engines.openai.engine import OpenAIEngine
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
 from tide.server.schemas import Refused
 
 TOOL: Any = {"name": "find", "description": "Finds.", "input_schema": PARAMETERS}
-USER: Any = {"role": "user", "content": "Find the river."}
 ASKED: dict[str, Any] = {"model": "scripted", "messages": [USER], "max_tokens": 100}
 
 
 @pytest.fixture(scope="module")
-def server(text_engine: OpenAIEngine) -> Iterator[Running]:
-    with running(text_engine, RudeScorer(BAD), reasoning="scored", **LAG) as server:
+def server(text_server: TextServer) -> Iterator[Running]:
+    with gateway(text_server, reasoning="scored") as server:
         yield server
 
 
@@ -72,7 +68,7 @@ def test_message_and_its_stream_hold_reasoning_text_and_calls(
     ]
     assert whole.usage.input_tokens > 0 < whole.usage.output_tokens
     assert whole.tide["accepted"]
-    assert {FINE.text, FINE.reasoning, ARGUMENTS, "the town"} <= set(server.scorer.texts)
+    assert {FINE.text, FINE.reasoning, "find", "the town"} <= set(server.scorer.texts)
     kinds, message = streamed(client, tools=[TOOL])
     assert shown(message) == shown(whole)
     assert (message.stop_reason, message.usage) == (whole.stop_reason, whole.usage)
@@ -83,8 +79,7 @@ def test_text_of_a_message_is_streamed_in_pieces(text_server: TextServer) -> Non
     says(text_server, Said(TEXT))
     text_server.pause = 0.02  # each event arrives alone
     with (
-        OpenAIEngine("tiny", base_url=text_server.url) as engine,
-        running(engine, RudeScorer(BAD), on_fail={"default": "block"}, **LAG) as server,
+        gateway(text_server, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any") as client,
     ):
         kinds, message = streamed(client)
@@ -92,7 +87,7 @@ def test_text_of_a_message_is_streamed_in_pieces(text_server: TextServer) -> Non
         assert kinds.count("content_block_delta") > 2
         says(text_server, Said(TEXT, reason="length"))
         assert streamed(client)[1].stop_reason == "max_tokens"
-        says(text_server, Said(f"{TEXT} They are {BAD}s."))
+        says(text_server, Said(f"{TEXT} They are dull."))
         message = streamed(client)[1]
         assert message.stop_reason == "refusal"
         assert message.content[0].text == f"{TEXT} They are"
@@ -140,7 +135,7 @@ def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
     assert (system, user) == ({"role": "system", "content": "Be kind."}, USER)
     assert assistant["content"] == FINE.text
     assert [call["id"] for call in assistant["tool_calls"]] == calls
-    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [ARGUMENTS, "{}"]
+    assert [tuple(call["function"].values()) for call in assistant["tool_calls"]] == FINE.calls
     assert results == [
         {"role": "tool", "tool_call_id": calls[0], "content": "east"},
         {"role": "tool", "tool_call_id": calls[1], "content": ""},
@@ -156,21 +151,20 @@ def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
     assert "thinking" not in sent
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "tool": ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
-    "server": ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-    "image": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
-    "prefill": ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
-    "tokens": ({"max_tokens": 10**7}, "max_tokens"),
-    "choice": ({"tool_choice": {"type": "any"}}, "tool_choice"),
-}
+REFUSED = [
+    ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
+    ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
+    ({"max_tokens": 10**7}, "max_tokens"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("body", "param"), REFUSED)
 def test_request_is_refused_by_the_name_of_its_field(
-    name: str, client: anthropic.Anthropic
+    body: dict[str, Any], param: str, client: anthropic.Anthropic
 ) -> None:
-    body, param = REFUSED[name]
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**ASKED, extra_body=body)
     told: Any = caught.value.body
@@ -179,16 +173,15 @@ def test_request_is_refused_by_the_name_of_its_field(
     assert len(told["error"]["message"].splitlines()) == 1
 
 
+def with_arguments(arguments: str) -> Sent:
+    parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
+    return Sent("", parts, "tool_calls", 1, 1, {})
+
+
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}'])
 def test_call_without_an_object_is_an_error(arguments: str) -> None:
-    parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
-    sent = Sent("", parts, "tool_calls", 1, 1, {})
     with pytest.raises(Refused, match="not a JSON object"):
-        list(MessageShape("x").end(0, "", sent))
-    empty = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=""),))
-    sent = Sent("", empty, "tool_calls", 1, 1, {})
-    usage = {"prompt_tokens": 1, "completion_tokens": 1}
-    assert MessageShape("x").whole([sent], usage, {})["content"][0]["input"] == {}
+        list(MessageShape("x").end(0, "", with_arguments(arguments)))
 
 
 def test_waiting_stream_sends_pings() -> None:

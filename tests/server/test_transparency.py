@@ -11,37 +11,23 @@ from typing import Any
 
 import pytest
 
-from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.messages import Said
 from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text, told
 from tests.fakes import RudeScorer
-from tests.server.running import Running, running, wait_until
+from tests.server.gateways import BAD, TOOL, USER, gateway, says, writes
+from tests.server.running import Running, running, wait_until, written
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.limits import Limits
 
-USER = {"role": "user", "content": "Tell me about the town."}
-TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-BAD = "dull"
 # Whole answers are streamed, too, so that the gateway reads them as they are written.
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[TextServer]:
-    with TextServer() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def engine(upstream: TextServer) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("tiny", base_url=upstream.url) as engine:
-        yield engine
+RUDE = [" the", " people", " of", " town", " were", " dull", " and", " old"]
+KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."]
 
 
 @pytest.fixture
 def server(upstream: TextServer, engine: OpenAIEngine) -> Iterator[Running]:
-    upstream.message = lambda body: None
     with running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server:
-        upstream.requests.clear()
         yield server
 
 
@@ -52,10 +38,9 @@ def chat(server: Running, **body: Any) -> Any:
 def test_a_request_gets_no_field_that_the_client_did_not_send(
     upstream: TextServer, server: Running
 ) -> None:
-    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    writes(upstream, [" kind"])
     assert chat(server).status_code == 200
     assert server.ask("The weather").status_code == 200
-    del upstream.written
     stream = {"model": "tiny", **STREAM}
     assert upstream.requests == [
         {"messages": [USER], **stream},
@@ -73,18 +58,16 @@ FIELDS: dict[str, Any] = {
 
 
 def test_fields_are_sent_as_the_client_sent_them(upstream: TextServer, server: Running) -> None:
-    upstream.message = lambda body: WIRES["vLLM"](Said("It is fine."))
+    says(upstream, Said("It is fine."))
     message = {**USER, "name": "Ann", "unknown": 1}
     answer = chat(server, messages=[message], **FIELDS)
     assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
-    assert "x-tide-ignored" not in answer.headers
-    (body,) = upstream.requests
-    assert body == {"messages": [message], "model": "tiny", **STREAM, **FIELDS}
+    assert upstream.requests == [{"messages": [message], "model": "tiny", **STREAM, **FIELDS}]
 
 
 def test_completion_with_messages_is_no_chat(upstream: TextServer, server: Running) -> None:
     """Nobody has checked these messages."""
-    server.http.post("/v1/completions", json={"prompt": "The weather", "messages": [USER]})
+    server.ask("The weather", messages=[USER])
     assert upstream.requests[0]["prompt"] == "The weather"
     assert not any("messages" in body for body in upstream.requests)
 
@@ -135,102 +118,77 @@ def test_path_of_a_model_leads_to_models_only(upstream: TextServer, server: Runn
         with server.connect() as client:  # httpx would resolve the dots itself
             client.sendall(f"GET /v1/models/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert b" 404 " in client.recv(1000)
-    upstream.answer = lambda *_: None
     assert paths == ["/v1/models/tiny"]
 
 
 def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
-    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    writes(upstream, [" kind"])
     server.ask("The weather", n=2, seed=7)
     server.ask("The weather", n=2)
-    del upstream.written
     assert sorted(body.get("seed", -1) for body in upstream.requests) == [-1, -1, 7, 8]
 
 
-def test_a_repair_sends_its_bans_and_another_seed(upstream: TextServer, server: Running) -> None:
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+def test_a_repair_sends_its_bans_and_another_seed(
+    seed: dict[str, int], upstream: TextServer, server: Running
+) -> None:
     """The client's other fields stay, and its own biases are joined with the bans."""
     upstream.favourite = " dull"
     sent = {"temperature": 0.5, "logit_bias": {"3": 1}, "min_p": 0.1, "max_tokens": 8}
-    for seed in ({}, {"seed": 7}):
-        upstream.requests.clear()
-        answer = chat(server, **sent, **seed).json()["choices"][0]
-        assert answer["tide"]["rounds"] > 1
-        assert BAD not in answer["message"]["content"].casefold()
-        first, *repairs = upstream.requests
-        assert first["logit_bias"] == {"3": 1}
-        assert first.get("seed") == seed.get("seed")
-        assert repairs
-        for body in repairs:
-            assert body["logit_bias"] == {"3": 1, "18": -100.0, "19": -100.0}
-            assert (body["min_p"], body["temperature"]) == (0.1, 0.5)
-            assert ("seed" in body) == bool(seed)
-            assert body.get("seed") != 7
-    upstream.favourite = None
+    answer = chat(server, **sent, **seed).json()["choices"][0]
+    assert answer["tide"]["rounds"] > 1
+    assert BAD not in answer["message"]["content"].casefold()
+    first, *repairs = upstream.requests
+    assert first["logit_bias"] == {"3": 1}
+    assert first.get("seed") == seed.get("seed")
+    for body in repairs:
+        assert body["logit_bias"] == {"3": 1, "18": -100.0, "19": -100.0}
+        assert (body["min_p"], body["temperature"]) == (0.1, 0.5)
+        assert ("seed" in body) == bool(seed)
+        assert body.get("seed") != 7
 
 
 def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, engine: OpenAIEngine) -> None:
-    limits = Limits(max_tokens=40)
-    with running(
-        engine, RudeScorer(BAD), preset="backtrack", temperature=0.2, top_p=0.8, limits=limits
-    ) as server:
-        upstream.requests.clear()
+    options: dict[str, Any] = {"preset": "backtrack", "temperature": 0.2, "top_p": 0.8}
+    with running(engine, RudeScorer(BAD), limits=Limits(max_tokens=40), **options) as server:
         server.ask("The weather")
         server.ask("The weather", temperature=0.4, top_p=0.7, max_tokens=3)
-        (usual, chosen) = (upstream.requests[0], upstream.requests[-1])
+    usual, chosen = upstream.requests[0], upstream.requests[-1]
     assert (usual["temperature"], usual["top_p"], usual["max_tokens"]) == (0.2, 0.8, 40)
     assert (chosen["temperature"], chosen["top_p"], chosen["max_tokens"]) == (0.4, 0.7, 3)
-
-
-def test_clean_answers_are_the_servers_own(upstream: TextServer, server: Running) -> None:
-    for number in range(10):
-        body = {"prompt": f"The weather {number}", "max_tokens": 12, "temperature": 0.0}
-        words, reason = upstream.written(body["prompt"], {"seed": 0, **body})
-        if BAD in "".join(words).casefold():
-            continue
-        choice = server.ask(**body).json()["choices"][0]
-        assert (choice["text"], choice["finish_reason"]) == ("".join(words), reason)
 
 
 def test_images_pass_and_texts_beside_them_are_scored(
     upstream: TextServer, engine: OpenAIEngine
 ) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    upstream.message = lambda body: WIRES["vLLM"](Said("A river."))
+    says(upstream, Said("A river."))
+
+    def status(*parts: Any) -> int:
+        return int(chat(server, messages=said(*parts, image)).status_code)
+
     with running(engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5) as server:
-        for text, status in (("What is it?", 200), ("How dull is it?", 400)):
-            parts = [{"type": "text", "text": text}, image]
-            answer = chat(server, messages=[{"role": "user", "content": parts}])
-            assert answer.status_code == status, answer.text
-        assert chat(server, messages=[{"role": "user", "content": [image]}]).status_code == 200
-        for kind in ("input_text", "unknown"):  # vLLM reads the first as text
-            part = {"type": kind, "text": "How dull is it?"}
-            assert chat(server, messages=said(part)).status_code == 400
-    upstream.message = lambda body: None
-    with running(preset="relative") as other:  # an engine in process
-        refused = chat(other, messages=[{"role": "user", "content": [image]}])
-        param = "messages.0.content.0.type"
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert status() == status({"type": "text", "text": "What is it?"}) == 200
+        for kind in ("text", "input_text", "unknown"):  # vLLM reads the second as text, too
+            assert status({"type": kind, "text": "How dull is it?"}) == 400
 
 
 def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: Running) -> None:
-    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    writes(upstream, [" kind"])
     for model in ("scripted", "tiny", "other"):
         answer = server.ask("The weather", model=model)
         assert answer.json()["model"] == model
-    del upstream.written
     assert [body["model"] for body in upstream.requests] == ["tiny", "tiny", "other"]
 
 
-def test_models_of_the_server_have_their_own_policies(
-    upstream: TextServer, engine: OpenAIEngine, tmp_path: Path
-) -> None:
-    path = tmp_path / "tide.yaml"
-    content = {
-        "policies": {"strict": {}, "trial": {"mode": "monitor"}, "other": {}},
-        "models": {"small": "trial", "tiny": "other"},
-        "default": ["strict", "trial"],
-    }
-    path.write_text(json.dumps(content))
+@pytest.mark.usefixtures("upstream")
+def test_models_of_the_server_have_their_own_policies(engine: OpenAIEngine, tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "tide.yaml",
+        policies={"strict": {}, "trial": {"mode": "monitor"}, "other": {}},
+        models={"small": "trial", "tiny": "other"},
+        default=["strict", "trial"],
+    )
     with running(engine, RudeScorer(BAD), preset="backtrack", policies=path) as server:
         for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
             answer = server.ask("The weather", model=model, max_tokens=4)
@@ -251,20 +209,11 @@ def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: 
             return 200, {"prompt": "".join(_text(token - 100) for token in body["tokens"])}
         return None
 
-    def written(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
-        return (KIND if body.get("logit_bias") else [" dull", *KIND]), "stop"
-
-    upstream.answer, upstream.written = answer, written  # type: ignore[method-assign]
+    upstream.answer = answer
+    writes(upstream, [" dull", *KIND], repaired=KIND)
     for model, ids in (("tiny", {"18", "19"}), ("other", {"118", "119"})):
         server.ask("The weather", model=model)
         assert set(upstream.requests[-1]["logit_bias"]) == ids
-    upstream.answer = lambda *_: None
-    del upstream.written
-
-
-RUDE = [" the", " people", " of", " town", " were", " dull", " and", " old"]
-KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."]
-OTHER = [" she", " said", " that", " it", " was", " good"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -275,7 +224,6 @@ def test_an_error_that_begins_a_stream_is_the_servers(
     error = {"message": "token_id -5 is out of range", "type": "BadRequestError", "code": 400}
     upstream.faults = {"<bad>": lambda events: told({"error": error})}
     refused = server.ask("<bad>", stream=stream)
-    upstream.faults = {}
     assert (refused.status_code, refused.json()) == (400, {"error": {**error, "param": None}})
 
 
@@ -283,14 +231,11 @@ def test_an_error_that_begins_a_stream_is_the_servers(
 
 
 def test_usage_is_the_servers_own(upstream: TextServer, server: Running) -> None:
-    upstream.written = lambda text, body: ([" kind", " people"], "stop")  # type: ignore[method-assign]
+    writes(upstream, [" kind", " people"])
     whole = chat(server).json()
-    *_, last = server.events(
-        "/v1/chat/completions", messages=[USER], stream_options={"include_usage": True}
-    )
-    del upstream.written
+    *_, last = server.events("/v1/chat/completions", messages=[USER], **STREAM)
     assert whole["usage"] == last["usage"] == USAGE
-    upstream.message = lambda body: WIRES["vLLM"](Said("Fine.", calls=[("find", "{}")]))
+    says(upstream, Said("Fine.", calls=[("find", "{}")]))
     assert chat(server, tools=[TOOL]).json()["usage"] == USAGE
 
 
@@ -298,29 +243,17 @@ def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
     upstream: TextServer, server: Running
 ) -> None:
     """The prompt of the last request holds the kept text, so the sum is the server's."""
-
-    def written(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
-        return (KIND[5:] if body.get("logit_bias") else RUDE), "stop"
-
-    upstream.written = written  # type: ignore[method-assign]
+    writes(upstream, RUDE, repaired=KIND[5:])
     answer = server.ask("The weather").json()
-    del upstream.written
-    choice = answer["choices"][0]
-    assert choice["tide"]["rounds"] > 1
-    usage = answer["usage"]
-    assert usage["total_tokens"] == USAGE["total_tokens"]
-    assert choice["text"] == "".join(KIND)
-    assert usage["completion_tokens"] == len(KIND)
+    assert answer["choices"][0]["text"] == "".join(KIND)
+    assert answer["usage"]["total_tokens"] == USAGE["total_tokens"]
+    assert answer["usage"]["completion_tokens"] == len(KIND)
 
 
 @pytest.mark.parametrize("refused", [["stream_options"], ["stream_options", "min_p"]])
 def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> None:
     always = dict.fromkeys(refused, lambda value: True)
-    with (
-        TextServer(refused=always) as upstream,
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, RudeScorer(BAD), preset="backtrack") as server,
-    ):
+    with TextServer(refused=always) as upstream, gateway(upstream) as server:
         answer = server.ask("The weather", max_tokens=4, temperature=0).json()
     text = answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] == sum(text.count(word) for word in WORDS)
@@ -342,14 +275,13 @@ def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> Non
 def test_json_that_is_cut_by_max_tokens_is_given_out_if_its_strings_pass(
     text: str, passes: bool, upstream: TextServer, server: Running
 ) -> None:
-    format_ = {"type": "json_object"}
-    upstream.message = lambda body: WIRES["vLLM"](Said(text, reason="length"))
-    choice = chat(server, response_format=format_).json()["choices"][0]
-    shown = (text, "length") if passes else ("", "content_filter")
-    assert (choice["message"]["content"], choice["finish_reason"]) == shown
-    upstream.message = lambda body: WIRES["vLLM"](Said(text))  # the model's own end
-    choice = chat(server, response_format=format_).json()["choices"][0]
-    assert choice["finish_reason"] == "content_filter"
+    def shown(reason: str) -> tuple[str, str]:
+        says(upstream, Said(text, reason=reason))
+        choice = chat(server, response_format={"type": "json_object"}).json()["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"]
+
+    assert shown("length") == ((text, "length") if passes else ("", "content_filter"))
+    assert shown("stop") == ("", "content_filter")
 
 
 # Streams of servers that cannot continue an answer
@@ -360,10 +292,8 @@ def restarting() -> Iterator[tuple[TextServer, Running]]:
     """A gateway before a server that always begins a new answer."""
     with (
         TextServer(continues=False, pause=0.02) as upstream,  # each event arrives alone
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server,
+        gateway(upstream) as server,
     ):
-        upstream.requests.clear()
         yield upstream, server
 
 
@@ -375,31 +305,31 @@ def streamed(server: Running, **body: Any) -> tuple[list[str], str]:
     return pieces, choices[-1]["finish_reason"]
 
 
-SHORT = [" the", " people"]
-
-
 def test_a_stream_of_a_server_that_cannot_continue_comes_word_by_word(
     restarting: tuple[TextServer, Running],
 ) -> None:
     upstream, server = restarting
-    upstream.written = lambda text, body: (KIND, "stop")  # type: ignore[method-assign]
+    writes(upstream, KIND)
     pieces, reason = streamed(server)
     assert ("".join(pieces), reason) == ("".join(KIND), "stop")
     assert len(pieces) >= len(KIND) - 1  # the last two words come together
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": 7}])
-@pytest.mark.parametrize("repaired", [KIND, OTHER, SHORT])
+@pytest.mark.parametrize(
+    "repaired",
+    [
+        pytest.param(KIND, id="as before"),
+        pytest.param([" she", " said", " that", " it", " was", " good"], id="otherwise"),
+        pytest.param([" the", " people"], id="shorter"),
+    ],
+)
 def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     repaired: list[str], seed: dict[str, int], restarting: tuple[TextServer, Running]
 ) -> None:
     upstream, server = restarting
     upstream.requests.clear()
-
-    def written(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
-        return (repaired if body.get("logit_bias") else RUDE), "stop"
-
-    upstream.written = written  # type: ignore[method-assign]
+    writes(upstream, RUDE, repaired)
     pieces, reason = streamed(server, **seed)
     if repaired is KIND:
         assert ("".join(pieces), reason) == ("".join(KIND), "stop")
@@ -415,12 +345,8 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
 
 
 def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter() -> None:
-    with (
-        TextServer(continues=False, biased=False) as upstream,
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, RudeScorer("dull"), preset="backtrack", toxicity_threshold=0.5) as server,
-    ):
-        upstream.written = lambda text, body: (RUDE, "stop")  # type: ignore[method-assign]
+    with TextServer(continues=False, biased=False) as upstream, gateway(upstream) as server:
+        writes(upstream, RUDE)
         pieces, reason = streamed(server)
         whole = chat(server).json()["choices"][0]
     assert BAD not in "".join(pieces)
@@ -442,20 +368,16 @@ def test_models_and_embeddings_are_the_servers(upstream: TextServer, server: Run
 
     upstream.answer = answer
     body = {"input": "dull", "model": "scripted", "dimensions": 1}
-    assert server.http.post("/v1/embeddings", json=body).json() == vectors
+    assert server.post("/v1/embeddings", body).json() == vectors
     assert asked == [{**body, "model": "tiny"}]
     assert server.http.get("/v1/models").json() == {"data": upstream.models}
     assert server.http.get("/v1/models/tiny").json() == {"id": "tiny"}
-    upstream.answer = lambda *_: None
 
 
 def test_a_server_without_completions_answers_chats() -> None:
     with TextServer() as upstream:
         upstream.answer = lambda path, _: (404, {}) if path == "/v1/completions" else None
-        with (
-            OpenAIEngine("tiny", base_url=upstream.url) as engine,
-            running(engine, RudeScorer(BAD), preset="backtrack") as server,
-        ):
+        with gateway(upstream) as server:
             assert chat(server, max_tokens=4).status_code == 200
             assert server.ask("The weather").status_code == 404
             assert "logit_bias" in server.http.get("/ready").json()["engine"]
@@ -479,11 +401,10 @@ def test_a_gateway_may_start_before_its_server() -> None:
 
 
 def test_connections_to_the_server_are_kept(upstream: TextServer, server: Running) -> None:
-    upstream.written = lambda text, body: (KIND, "stop")  # type: ignore[method-assign]
+    writes(upstream, KIND)
     before = upstream.connections
     for _ in range(6):
         assert chat(server).status_code == 200
-    del upstream.written
     assert upstream.connections - before <= 1
 
 
@@ -495,21 +416,20 @@ def test_traces_go_on_to_the_server(upstream: TextServer, server: Running) -> No
         handler.close_connection = True
 
     upstream.faults = {"<trace>": Broken(refuse)}
-    for trace in ("00-1-2-01", None):
-        headers = {} if trace is None else {"traceparent": trace}
-        server.http.post("/v1/completions", json={"prompt": "<trace>"}, headers=headers)
-    upstream.faults = {}
+    server.http.post(
+        "/v1/completions", json={"prompt": "<trace>"}, headers={"traceparent": "00-1-2-01"}
+    )
+    server.ask("<trace>")
     assert set(seen) == {"00-1-2-01", None}
 
 
 def test_log_names_policy_tokens_and_the_time_of_the_first_text(
     upstream: TextServer, server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upstream.written = lambda text, body: (KIND, "stop")  # type: ignore[method-assign]
+    writes(upstream, KIND)
     with caplog.at_level(logging.INFO, "tide.server"):
         streamed(server)
         wait_until(lambda: "chat/completions" in caplog.text)
-    del upstream.written
     (line,) = [json.loads(text) for text in caplog.messages if "chat/completions" in text]
     assert (line["policy"], line["tokens"]) == ("default", USAGE["completion_tokens"])
     assert 0 <= line["first"] <= line["seconds"]

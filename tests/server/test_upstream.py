@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,43 +15,22 @@ import pytest
 from tests.engines.openai.faults import FAULTS, STATUSES, changed, raw
 from tests.engines.openai.server import DONE, TextServer
 from tests.hostile import KEY
-from tests.server.running import Running, running, wait_until
+from tests.server.gateways import gateway
+from tests.server.running import Running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError
-from tide.engines.openai.engine import OpenAIEngine
 
 # A connection that hangs takes seconds; the engine's own tests cover it.
 NAMES = [name for name in FAULTS if name != "hangs"]
 
 
-@contextmanager
-def gateway(upstream: TextServer) -> Iterator[Running]:
-    with (
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
-        ) as server,
-    ):
-        yield server
-
-
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[TextServer]:
-    with TextServer() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def server(upstream: TextServer) -> Iterator[Running]:
+def server(model_server: TextServer) -> Iterator[Running]:
     """A gateway whose engine sends the key `KEY`."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OPENAI_API_KEY", KEY)
-        with gateway(upstream) as server:
+        with gateway(model_server, lambda texts: [0.1] * len(texts)) as server:
             yield server
-
-
-def ready(server: Running) -> int:
-    return server.http.get("/ready").status_code
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -60,7 +38,6 @@ def test_a_request_that_fails_fails_alone_and_soon(
     stream: bool, upstream: TextServer, server: Running
 ) -> None:
     upstream.faults = {f"<{name}>": fault for name, fault in FAULTS.items()}
-    upstream.requests.clear()
     began = time.monotonic()
     with ThreadPoolExecutor(len(NAMES)) as clients:
         asked = [
@@ -68,7 +45,7 @@ def test_a_request_that_fails_fails_alone_and_soon(
             for name in NAMES
         ]
         while not all(request.done() for request in asked):
-            assert ready(server) == 200
+            assert server.http.get("/ready").status_code == 200
             assert server.ask("A kind text", max_tokens=6).status_code == 200
         for name, answer in zip(NAMES, asked, strict=True):
             response = answer.result()
@@ -91,20 +68,20 @@ def test_a_request_that_fails_fails_alone_and_soon(
 def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server: Running) -> None:
     """Its status, message, code and `Retry-After` are the client's."""
     error = {"message": "slow down", "type": "tokens", "param": None, "code": "rate_limit"}
-    upstream.faults = {}
-    upstream.requests.clear()
+    pause = {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
     for status in (429, 503):
-        asked = []
+        asked: list[str] = []
 
         def answer(path: str, body: Any, status: int = status, asked: Any = asked) -> Any:
+            if body is None:  # it asks for models
+                return None
             asked.append(path)
-            return status, {"error": error}, {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
+            return status, {"error": error}, pause
 
-        upstream.answer = lambda path, body: answer(path, body) if body is not None else None
+        upstream.answer = answer
         busy = server.ask("A kind text", max_tokens=6, stream=stream)
-        upstream.answer = lambda path, body: None
         assert (busy.status_code, busy.json()) == (status, {"error": error})
-        assert busy.headers["retry-after"] == "Fri, 31 Dec 1999 23:59:59 GMT"
+        assert busy.headers["retry-after"] == pause["Retry-After"]
         assert len(asked) == 1
 
 
@@ -129,7 +106,7 @@ def test_messages_of_upstream_are_sanitised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("TIDE_DEBUG", "1")
-    monkeypatch.setattr(upstream, "faults", {"<broken>": ERRORS[name]})
+    upstream.faults = {"<broken>": ERRORS[name]}
     with caplog.at_level(logging.DEBUG):
         answer = server.ask("A <broken> text", max_tokens=6)
         detox = Detoxifier(server.engine, scorer=lambda texts: [0.1] * len(texts))
@@ -146,23 +123,20 @@ def test_messages_of_upstream_are_sanitised(
 @pytest.mark.parametrize(
     ("fault", "logged"),
     [
-        (
-            FAULTS["a number"],
-            "the answer cannot be used: Expected `str | null`, got `int` - at `$.choices[0].text`",
-        ),
-        (FAULTS["half an answer"], "ended a completion without a finish_reason"),
-        (FAULTS["HTTP 500"], "HTTP 500 to /v1/completions"),
-        (FAULTS["an unknown reason"], "ended a text with unknown finish_reason"),
+        ("a number", "Expected `str | null`, got `int` - at `$.choices[0].text`"),
+        ("half an answer", "ended a completion without a finish_reason"),
+        ("HTTP 500", "HTTP 500 to /v1/completions"),
+        ("an unknown reason", "ended a text with unknown finish_reason"),
     ],
 )
 def test_log_names_what_failed_without_texts(
-    fault: Any,
+    fault: str,
     logged: str,
     upstream: TextServer,
     server: Running,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    upstream.faults = {"<broken>": fault}
+    upstream.faults = {"<broken>": FAULTS[fault]}
     with caplog.at_level(logging.INFO, "tide"):
         server.ask("A <broken> text", max_tokens=6)
         wait_until(lambda: "CompletionError" in caplog.text)
