@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import re
 import threading
 import time
@@ -41,7 +42,6 @@ from tide.server.policies import (
 )
 from tide.server.telemetry import Metrics
 
-RUDE = "rude"  # registered by the fixture below
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
 FIVE = {
     "red": {"never": ["Weather"]},
@@ -52,23 +52,72 @@ FIVE = {
 }
 
 
+class Counting(FakeScorer):
+    """Counts its instances, made and closed."""
+
+    pace = "word"
+    made: ClassVar[int] = 0
+    ended: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+
+    def close(self) -> None:
+        type(self).ended += 1
+
+
+class Dying(RudeScorer):
+    """`RudeScorer` until it is down."""
+
+    is_down = False
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        if Dying.is_down:
+            raise ScorerUnavailableError("down")
+        return super().score(texts)
+
+
+class Profane(AttributedScorer):
+    """Of its two attributes, the higher is the score; "home" is profane, "early" a threat."""
+
+    name, pace = "profane", "word"
+    attributes = highest_of = ("profanity", "threat")
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        profanity = np.array([0.8 * ("home" in text) for text in texts])
+        threat = np.array([0.3 * ("early" in text) for text in texts])
+        columns = {"profanity": profanity, "threat": threat}
+        return Attributed(np.maximum(profanity, threat), columns)
+
+
+SCORERS = {"rude": RudeScorer, "counting": Counting, "dying": Dying, "profane": Profane}
+RUDE = "rude"
+
+
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY._targets, RUDE, RudeScorer)
-    monkeypatch.setitem(REGISTRY._targets, "counting", Counting)
+    for name, scorer in SCORERS.items():
+        monkeypatch.setitem(REGISTRY._targets, name, scorer)
+    monkeypatch.setattr(Counting, "made", 0)
+    monkeypatch.setattr(Counting, "ended", 0)
+
+
+# Keys and requests
 
 
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
-    keys: dict[str, Any] = {
-        name: {"sha256": digest_of(KEYS[name]), "policies": [name]}
-        for name in ("red", "blue", "green", "grey")
+    allowed = {name: [name] for name in ("red", "blue", "green", "grey")}
+    allowed["all"] = ["black", *FIVE]
+    keys = {
+        name: {"sha256": digest_of(KEYS[name]), "policies": policies}
+        for name, policies in allowed.items()
     }
-    keys["all"] = {"sha256": digest_of(KEYS["all"]), "policies": ["black", *FIVE]}
     return written(tmp_path / "tide.yaml", policies=FIVE, keys=keys)
 
 
-def asked(server: Running, key: str, policy: str | None = None, **more: Any) -> httpx.Response:
+def asked(server: Running, key: str, policy: Any = None, **more: Any) -> httpx.Response:
     tide = {} if policy is None else {"tide": {"policy": policy}}
     headers = {"authorization": f"Bearer {KEYS[key]}"}
     body = {"prompt": "x y", **tide, **more}
@@ -79,7 +128,6 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
     with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
         for key, policy in (("red", None), ("red", "red"), ("all", None), ("all", "grey")):
             answer = asked(server, key, policy, seed=1)
-            assert answer.status_code == 200
             usual = "black" if key == "all" else key
             assert answer.json()["tide"]["policy"] == (policy or usual)
             assert answer.headers["x-tide-policy"] == (policy or usual)
@@ -95,33 +143,22 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
                 assert refused.status_code == status
                 assert (error["param"], error["code"]) == ("tide.policy", code)
                 assert f"this key may use {key}" in error["message"]
-                assert "\n" not in error["message"]
-        assert asked(server, "red", 5).status_code == 400  # type: ignore[arg-type]
+        assert asked(server, "red", 5).status_code == 400
         looser = asked(server, "green", tide={"toxicity_threshold": 0.4})
         assert looser.json()["error"]["param"] == "tide.toxicity_threshold"
         for headers in ({}, {"authorization": f"Bearer {digest_of(KEYS['red'])}"}):
             assert server.ask_with(headers).status_code == 401
         for key, flagged in (("red", True), ("blue", False)):  # scores follow the policy, too
-            found = server.http.post(
+            scored = server.http.post(
                 "/v1/moderations", json={"input": "fine WEATHER"}, headers={"x-api-key": KEYS[key]}
-            ).json()
-            assert found["results"][0]["flagged"] is flagged
-        about = {"authorization": f"Bearer {KEYS['grey']}"}
-        version = server.http.get("/version", headers=about).json()
+            )
+            assert scored.json()["results"][0]["flagged"] is flagged
+        server.http.headers["x-api-key"] = KEYS["grey"]
+        version = server.http.get("/version").json()
         assert (version["policy"], version["mode"]) == ("grey", "monitor")
-
-
-def test_metrics_name_policy_and_key(five: Path) -> None:
-    def figures() -> str:
-        headers = {"authorization": f"Bearer {KEYS['red']}"}
-        return server.http.get("/metrics", headers=headers).text
-
-    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
-        assert asked(server, "all", "blue").status_code == 200
-        counted = 'tide_answers_total{key="all",policy="blue",status="200"} 1.0'
-        wait_until(lambda: counted in figures())
-        assert 'tide_first_text_seconds_count{policy="blue"} 1.0' in figures()
-        assert "tide_engine_up 1.0" in figures()
+        labels = 'key="all",policy="black",status="200"'
+        wait_until(lambda: server.metric(f"tide_answers_total{{{labels}}}") == 1)
+        assert server.metric('tide_first_text_seconds_count{policy="black"}') == 1
 
 
 def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
@@ -132,9 +169,8 @@ def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
         assert server.ask("x", tide={"policy": "red"}).status_code == 403
     first = written(tmp_path / "b", policies=FIVE)
     with running(Babbler(), RUDE, policies=first, keys=("sk-plain",), **BACKTRACK) as server:
-        headers = {"authorization": "Bearer sk-plain"}
-        answer = server.ask_with(headers).json()
-        assert answer["tide"]["policy"] == "red"
+        answer = server.ask_with({"authorization": "Bearer sk-plain"})
+        assert answer.json()["tide"]["policy"] == "red"
         assert server.ask("x").status_code == 401
 
 
@@ -153,22 +189,21 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
                     *(http.post("/v1/completions", json=body) for body in bodies)
                 )
 
-        found = asyncio.run(all_at_once())
-        found += [asked(server, "all", policy, seed=seed) for policy, seed in jobs]
-    choices = [answer.json()["choices"][0] for answer in found]
+        mixed = [answer.json()["choices"][0] for answer in asyncio.run(all_at_once())]
+        alone = [asked(server, "all", policy, seed=seed) for policy, seed in jobs]
     texts: dict[str, str] = dict.fromkeys(FIVE, "")
-    for (policy, seed), one, other in zip(jobs, choices, choices[len(jobs) :], strict=False):
-        assert one["text"] == other["text"]
-        assert one["tide"]["policy"] == policy
-        assert one["tide"]["mode"] == ("monitor" if policy == "grey" else "enforce")
-        texts[policy] += one["text"]
+    for (policy, seed), choice, answer in zip(jobs, mixed, alone, strict=True):
+        assert choice["text"] == answer.json()["choices"][0]["text"]
+        assert choice["tide"]["policy"] == policy
+        assert choice["tide"]["mode"] == ("monitor" if policy == "grey" else "enforce")
+        texts[policy] += choice["text"]
         if policy == "grey":
-            assert (one["text"], one["finish_reason"]) == plain(seed, "x y")
+            assert (choice["text"], choice["finish_reason"]) == plain(seed, "x y")
     for policy, text in texts.items():
-        held = set(text.split())
+        words = set(text.split())
         never = {word.lower() for word in FIVE[policy].get("never", ())}
-        assert held >= {"weather", "home", "early", "again"} - never
-        assert policy == "grey" or not held & (never | {"idiot"})
+        assert words >= {"weather", "home", "early", "again"} - never
+        assert policy == "grey" or not words & (never | {"idiot"})
 
 
 def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path) -> None:
@@ -186,50 +221,132 @@ def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path) -> None:
         assert "globexcorp" not in letters, text
 
 
-class Counting(FakeScorer):
-    """Counts its instances, made and closed."""
+# What is done with text that fails
 
-    pace = "word"
-    made: ClassVar[int] = 0
-    ended: ClassVar[int] = 0
 
-    def __init__(self) -> None:
-        super().__init__()
-        type(self).made += 1
+def test_policies_say_what_is_done_with_text_that_fails(tmp_path: Path) -> None:
+    policies = {
+        "marks": {"repaired_mark": "[edited]"},
+        "blocks": {"on_fail": "block"},
+        "flags": {"on_fail": {"default": "flag"}},
+    }
+    path = written(tmp_path / "tide.yaml", policies=policies, default=list(policies))
 
-    def close(self) -> None:
-        type(self).ended += 1
+    def choices(policy: str) -> list[Any]:
+        body = {"seed": 3, "n": 8, "tide": {"policy": policy}}
+        answer = server.ask(**body)
+        whole = answer.json()["tide"]
+        assert answer.headers["x-tide-repaired"] == str(whole["repaired"]).lower()
+        assert answer.headers["x-tide-repairs"] == str(whole["repairs"])
+        choices: list[Any] = answer.json()["choices"]
+        texts = [""] * len(choices)
+        for event in server.events(prompt="a second one", **body):
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [choice["text"] for choice in choices]
+        return choices
+
+    with running(Babbler(0.05), RUDE, policies=path, **BACKTRACK) as server:
+        for choice in choices("marks"):
+            tide = choice["tide"]
+            assert choice["text"].endswith(" [edited]") is tide["repaired"]
+            assert tide["repaired"] is (tide["repairs"] > 0) is ("base" not in tide)
+            assert "idiot" not in choice["text"]
+        blocked = [choice for choice in choices("blocks") if choice["tide"]["failed"]]
+        flagged = [choice for choice in choices("flags") if choice["tide"]["failed"]]
+    assert len(blocked) == len(flagged) > 1
+    for before, whole in zip(blocked, flagged, strict=True):
+        assert before["finish_reason"] == "content_filter"
+        assert whole["tide"]["flagged"] == ["toxicity"]
+        assert {before["tide"]["repaired"], whole["tide"]["repaired"]} == {False}
+        beginning, rude, _ = whole["text"].partition(" idiot")
+        assert (before["text"], rude) == (beginning, " idiot")
+
+
+def test_a_policy_limits_attributes_and_a_request_can_only_lower_them(tmp_path: Path) -> None:
+    loose = {"thresholds": {"profanity": 0.9}, "never": ["weather"], "toxicity_threshold": 0.5}
+    policies = {"plain": {"scorer": "profane"}, "loose": {"scorer": "profane", **loose}}
+    path = written(tmp_path / "tide.yaml", policies=policies, default=["loose", "plain"])
+
+    def answer(**tide: Any) -> Any:
+        return server.ask("x y", seed=3, n=8, tide=tide)
+
+    def words(**tide: Any) -> tuple[set[str], set[str]]:
+        """The words of the answers, and what failed."""
+        body = answer(**tide).json()
+        texts = " ".join(choice["text"] for choice in body["choices"])
+        return set(texts.split()), set(body["tide"]["failed"])
+
+    with running(Babbler(0.0), policies=path, **BACKTRACK) as server:
+        plain_words, failed = words(policy="plain")
+        assert not plain_words & {"home", "early"}
+        assert failed == {"toxicity"}
+        lenient, failed = words()
+        assert lenient >= {"home", "early"}
+        assert failed == {"toxicity"}
+        strict, failed = words(thresholds={"threat": 0.1})
+        assert "home" in strict
+        assert not strict & {"weather", "early"}
+        assert failed == {"threat", "toxicity"}
+        for name, limit in (("profanity", 0.95), ("threat", 0.6)):
+            refused = answer(thresholds={name: limit})
+            assert refused.status_code == 400
+            assert f"{name} must be at most" in refused.text
+        assert "no attribute 'rude'" in answer(thresholds={"rude": 0.1}).text
+        guarded = {"input_type": "response", "texts": ["at home", "too early"]}
+        guardrail = server.post("/beta/litellm_basic_guardrail_api", guarded)
+        assert guardrail.json() == {"action": "NONE"}
+        rows = server.post("/v1/moderations", {"input": ["at home", "weather"]}).json()
+        assert [row["flagged"] for row in rows["results"]] == [False, True]
+
+
+def test_a_second_scorer_decides_while_the_first_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backed = {"scorer": "dying", "on_scorer_failure": RUDE}
+    path = written(tmp_path / "tide.yaml", policies={"backed": backed})
+
+    def texts() -> tuple[list[str], set[str]]:
+        choices = server.ask("x y", seed=3, n=8).json()["choices"]
+        return [choice["text"] for choice in choices], {c["tide"]["scorer"] for c in choices}
+
+    with running(Babbler(0.1), policies=path, **BACKTRACK) as server:
+        before, by = texts()
+        assert by == {"fallback:rude,rude"}
+        monkeypatch.setattr(Dying, "is_down", True)
+        assert texts() == (before, {"rude"})
+        assert server.http.get("/ready").status_code == 200
+        assert server.metric("tide_scorer_fallback_texts_total") > 8
+        assert not any("idiot" in text for text in before)
+
+
+# Files that change
 
 
 def test_scorer_with_an_invalid_pace_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counting, "pace", "never")
-    Counting.made = Counting.ended = 0
     with pytest.raises(ScorerError, match="pace must be"):
         Scorers(Metrics()).load("counting")
     assert (Counting.made, Counting.ended) == (1, 1)
 
 
 def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
-    engine, go_on = Babbler(0.0), threading.Event()
-    writing = threading.Event()
+    engine, go_on, writing = Babbler(0.0), threading.Event(), threading.Event()
 
     async def held(request: Any) -> None:
         writing.set()
         while not go_on.is_set():
             await asyncio.sleep(0.005)
 
-    counting = "counting"
-    Counting.made = Counting.ended = 0
-    path = written(
-        tmp_path / "tide.yaml",
-        policies={"a": {"scorer": counting}, "b": {"scorer": counting}, "c": {"scorer": RUDE}},
-    )
+    counting = {"scorer": "counting"}
+    policies = {"a": counting, "b": counting, "c": {"scorer": RUDE}}
+    path = written(tmp_path / "tide.yaml", policies=policies)
     with running(engine, policies=path, **BACKTRACK) as server:
         kept = server.policies.table.policies["c"]
         assert Counting.made == 1
         engine.on_write = held
-        found: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: found.append(server.ask("x", seed=2)))
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(server.ask("x", seed=2)))
         asking.start()
         assert writing.wait(PATIENCE)
         written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
@@ -237,9 +354,10 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
         assert server.policies.table.policies["c"] is kept  # unchanged, so not made again
         go_on.set()
         asking.join(PATIENCE)
-        assert found[0].json()["tide"]["policy"] == "a"
-        assert server.ask("x", seed=2).json()["tide"]["policy"] == "b"
-        assert "weather" not in server.ask("x", seed=2).json()["choices"][0]["text"]
+        assert answers[0].json()["tide"]["policy"] == "a"
+        later = server.ask("x", seed=2).json()
+        assert later["tide"]["policy"] == "b"
+        assert "weather" not in later["choices"][0]["text"]
         wait_until(lambda: gc.collect() >= 0 and Counting.ended == 1)  # unused, so closed
         for wrong in ("policies: [", "policies: {}", "policies: {b: {mode: loose}}"):
             path.write_text(wrong)
@@ -252,63 +370,75 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
 def test_a_list_that_has_changed_is_read_anew(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("weather\n")
-    path = written(
-        tmp_path / "tide.yaml", policies={"a": {"scorer": f"max:lexicon:{words},{RUDE}"}}
+    scorer = f"max:lexicon:{words},{RUDE}"
+    policies = Policies(
+        CommandLine(), written(tmp_path / "tide.yaml", policies={"a": {"scorer": scorer}})
     )
-    policies = Policies(CommandLine(), path)
     assert policies.plans["a"].measured.score(["weather", "home"]).tolist() == [1.0, 0.0]
     policies.start(Babbler())
     time.sleep(0.02)
     words.write_text("home\n")
     policies.reload()
-    found = policies.table.policies["a"].detox.scorer.score(["weather", "home"])
-    assert found.tolist() == [0.0, 1.0]
+    scorer_now = policies.table.policies["a"].detox.scorer
+    assert scorer_now.score(["weather", "home"]).tolist() == [0.0, 1.0]
     policies.close()
 
 
-def test_keys_are_not_lost_by_a_reload(tmp_path: Path) -> None:
-    key = {"sha256": digest_of("sk-x"), "policies": ["a"]}
-    path = written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}}, keys={"x": key})
-    policies = Policies(CommandLine(), path, host="0.0.0.0")
+@pytest.mark.parametrize(
+    ("host", "problem"),
+    [("0.0.0.0", "without a key"), ("127.0.0.1", "a reload cannot remove all keys")],
+)
+def test_keys_are_not_lost_by_a_reload(host: str, problem: str, tmp_path: Path) -> None:
+    def content(**keys: Any) -> Path:
+        return written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}}, keys=keys)
+
+    path = content(x={"sha256": digest_of("sk-x"), "policies": ["a"]})
+    policies = Policies(CommandLine(), path, host=host)
     policies.start(Babbler())
-    written(path, policies={"a": {"scorer": RUDE}})
-    with pytest.raises(PolicyError, match="without a key"):
+    content()
+    with pytest.raises(PolicyError, match=problem):
         policies.reload()
     assert len(policies.table.keys) == 1
     policies.close()
+
+
+def test_keys_of_the_environment_or_a_file_are_needed(tmp_path: Path) -> None:
+    path = written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}})
     with pytest.raises(PolicyError, match="without a key"):
         Policies(CommandLine(), path, host="0.0.0.0")
-    local = Policies(CommandLine(), written(path, policies={"a": {}}, keys={"x": key}))
-    local.start(Babbler())
-    written(path, policies={"a": {}})
-    with pytest.raises(PolicyError, match="a reload cannot remove all keys"):
-        local.reload()
-    local.close()
-    given = Policies(CommandLine(), path, keys=[SecretStr("sk-env")], host="0.0.0.0")
-    given.start(Babbler())
-    given.reload()
-    given.close()
+    policies = Policies(CommandLine(), path, keys=[SecretStr("sk-env")], host="0.0.0.0")
+    policies.start(Babbler())
+    policies.reload()
+    policies.close()
 
 
+# Files that are refused
+
+KEY_OF_NO_POLICY = {"sha256": "a" * 64, "policies": ["b"]}
+EMPTY_KEY = {"sha256": digest_of(""), "policies": ["a"]}
 WRONG = {
     "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
     "policies: {a: {scorer: no-such}}": "policies.a.scorer: unknown scorer 'no-such'",
     "policies: {a: {strategy: 'backtrack:lga=2'}}": "policies.a: strategy backtrack: no option",
     "policies: {a: {never: [' ']}}": "policies.a: never: ' ' has no visible character",
+    "policies: {a: {never: [acme], on_fail: flag}}": "policies.a.never: text with these words",
     "policies: {a: {scorer: mine.py:score}}": "policies.a.scorer: 'mine.py:score': a file may only",
     "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a.scorer: 'mine.py:F'",
     "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a.scorer: 'a.b:C': ",
+    "policies: {a: {on_scorer_failure: a.b:C}}": "policies.a.scorer: 'a.b:C': a file may only",
     "policies: {a: {strategy: mine.py:F}}": "policies.a: 'mine.py:F': a file may only",
+    "policies: {a: {scorer: rude, thresholds: {threat: 0.1}}}": "policies.a.thresholds: ",
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
+    "policies: {a: {reasoning: ignored}}": "policies.a.reasoning: only the engine 'openai'",
+    "policies: {a: {tool_calls: ignored}}": "policies.a.tool_calls: only the engine 'openai'",
+    "policies: {a: {shadow: b}}": "policies.a.shadow: unknown policy 'b'",
+    "policies: {a: {shadow: a}}": "policies.a.shadow: is this policy itself",
+    "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a.shadow: needs mode enforce",
     "policy: {}": "policies: ",
     "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
-    f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: [b]}}}}": (
-        "keys.k.policies: unknown policy 'b'"
-    ),
-    f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {digest_of('')}, policies: [a]}}}}": (
-        "keys.k.sha256: is the digest of an empty key"
-    ),
+    f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(KEY_OF_NO_POLICY)}}}": "keys.k.policies: ",
+    f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(EMPTY_KEY)}}}": "keys.k.sha256: ",
     "policies: [": "line 1, column 12",
     "": "file: Input should be",
     "policies: {a: {never: [2024-13-01]}}": "month must be",
@@ -322,127 +452,23 @@ def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tide.yaml"
     path.write_text(content)
     with pytest.raises(PolicyError) as caught:
-        Policies(CommandLine(scorer=RUDE), path)
+        Policies(CommandLine(scorer=RUDE), path).start(Babbler())
     assert WRONG[content] in caught.value.problem
     assert "\n" not in caught.value.problem
     assert str(path) in str(caught.value)
 
 
 def test_never_has_no_short_words_if_short_texts_are_not_scored(tmp_path: Path) -> None:
-    path = tmp_path / "tide.yaml"
-    path.write_text("policies: {a: {never: [ok]}}")
+    path = written(tmp_path / "tide.yaml", policies={"a": {"never": ["ok"]}})
     Policies(CommandLine(scorer=RUDE), path).close()
     with pytest.raises(PolicyError, match=r"a\.never: 'ok' has fewer than 3 visible"):
         Policies(CommandLine(scorer=RUDE, overrides={"accept_empty": True}), path)
 
 
 def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
-    example, *_ = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text("utf-8")
+    example, *_ = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "tide.yaml"
     path.write_text(example)
-    file = PolicyFile.read(path)
-    assert list(file.policies) == ["strict", "internal", "trial"]
-    assert all(f"`{field}`" in page.read_text("utf-8") for field in Policy.model_fields)
-
-
-class Profane(AttributedScorer):
-    """Of its two attributes, the higher is the score; "home" is profane, "early" a threat."""
-
-    name, pace = "profane", "word"
-    attributes = highest_of = ("profanity", "threat")
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        profanity = np.array([0.8 * ("home" in text) for text in texts])
-        threat = np.array([0.3 * ("early" in text) for text in texts])
-        columns = {"profanity": profanity, "threat": threat}
-        return Attributed(np.maximum(profanity, threat), columns)
-
-
-def test_a_policy_limits_attributes_and_a_request_can_only_lower_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(REGISTRY._targets, "profane", Profane)
-    loose = {"thresholds": {"profanity": 0.9}, "never": ["weather"]}
-    policies = {"plain": {}, "loose": {**loose, "toxicity_threshold": 0.5}}
-    policies = {name: {"scorer": "profane", **policy} for name, policy in policies.items()}
-    path = written(tmp_path / "tide.yaml", policies=policies, default=["loose", "plain"])
-
-    def answer(**tide: Any) -> Any:
-        extra = {"prompt": "x y", "seed": 3, "n": 8, "tide": tide}
-        return server.http.post("/v1/completions", json=extra)
-
-    with running(Babbler(0.0), policies=path, **BACKTRACK) as server:
-        (plain, lenient, strict) = (
-            answer(policy="plain").json(),
-            answer().json(),
-            answer(thresholds={"threat": 0.1}).json(),
-        )
-        texts = [[one["text"] for one in body["choices"]] for body in (plain, lenient, strict)]
-        assert not any("home" in text or "early" in text for text in texts[0])
-        assert any("home" in text for text in texts[1])
-        assert any("early" in text for text in texts[1])
-        assert not any("weather" in text or "early" in text for text in texts[2])
-        assert any("home" in text for text in texts[2])
-        assert plain["tide"]["failed"] == lenient["tide"]["failed"] == ["toxicity"]
-        assert set(strict["tide"]["failed"]) == {"threat", "toxicity"}
-        for name, limit in (("profanity", 0.95), ("threat", 0.6)):
-            refused = answer(thresholds={name: limit})
-            assert refused.status_code == 400
-            assert f"{name} must be at most" in refused.text
-        assert "no attribute 'rude'" in answer(thresholds={"rude": 0.1}).text
-        guarded = {"input_type": "response", "texts": ["at home", "too early"]}
-        path_of_guard = "/beta/litellm_basic_guardrail_api"
-        assert server.http.post(path_of_guard, json=guarded).json() == {"action": "NONE"}
-        rows = server.http.post("/v1/moderations", json={"input": ["at home", "weather"]}).json()
-        assert [row["flagged"] for row in rows["results"]] == [False, True]
-
-
-def test_a_policy_cannot_limit_an_attribute_that_its_scorer_lacks(tmp_path: Path) -> None:
-    policy = {"scorer": RUDE, "thresholds": {"threat": 0.1}}
-    path = written(tmp_path / "tide.yaml", policies={"only": policy})
-    with (
-        pytest.raises(PolicyError, match=r"policies.only.thresholds: scorer rude has no attrib"),
-        running(Babbler(), policies=path),
-    ):
-        pass
-
-
-class Dying(RudeScorer):
-    """`RudeScorer` until it is down."""
-
-    is_down = False
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        if Dying.is_down:
-            raise ScorerUnavailableError("down")
-        return super().score(texts)
-
-
-def test_a_second_scorer_decides_while_the_first_is_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(REGISTRY._targets, "dying", Dying)
-    backed = {"scorer": "dying", "on_scorer_failure": RUDE}
-    path = written(tmp_path / "tide.yaml", policies={"backed": backed}, default=["backed"])
-
-    def texts() -> tuple[list[str], set[str]]:
-        answer = server.http.post("/v1/completions", json={"prompt": "x y", "seed": 3, "n": 8})
-        choices = answer.json()["choices"]
-        return [one["text"] for one in choices], {one["tide"]["scorer"] for one in choices}
-
-    with running(Babbler(0.1), policies=path, **BACKTRACK) as server:
-        before, by = texts()
-        assert by == {"fallback:rude,rude"}
-        monkeypatch.setattr(Dying, "is_down", True)
-        assert texts() == (before, {"rude"})
-        assert server.http.get("/ready").status_code == 200
-        assert server.metric("tide_scorer_fallback_texts_total") > 8
-        assert not any("idiot" in text for text in before)
-
-
-def test_the_second_scorer_of_a_policy_is_a_registered_name(tmp_path: Path) -> None:
-    policy = {"scorer": RUDE, "on_scorer_failure": "evil.py:f"}
-    path = written(tmp_path / "tide.yaml", policies={"only": policy})
-    with pytest.raises(PolicyError, match="may only have registered names"):
-        Policies(CommandLine(), path)
+    assert list(PolicyFile.read(path).policies) == ["strict", "internal", "trial"]
+    assert all(f"`{field}`" in page for field in Policy.model_fields)
