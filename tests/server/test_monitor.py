@@ -1,4 +1,7 @@
-"""Monitored answers are the model's own, and the effect of enforcing is recorded."""
+"""Monitored answers are the model's own, and the effect of enforcing is recorded.
+
+A shadow policy records the same beside an enforced policy.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,44 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.fakes import Babbler, RudeScorer
+from tests.fakes import Babbler, FakeScorer, RudeScorer
 from tests.server.running import (
     BACKTRACK,
     PATIENCE,
+    Running,
     counted,
     plain,
     running,
     streamed,
     wait_until,
+    written,
 )
 from tide.core.errors import ScorerUnavailableError
 from tide.engines.base import Piece, Request
-from tide.scorers import Exchange, load_scorer
+from tide.scorers import REGISTRY
 from tide.server.limits import Limits
 
 
+def monitoring(engine: Any = None, scorer: Any = None, **options: Any) -> Any:
+    engine, scorer = engine or Babbler(), scorer or RudeScorer()
+    return running(engine, scorer, mode="monitor", **{**BACKTRACK, **options})
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
 def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    full = Path("/dev/full")
     with (
         caplog.at_level(logging.ERROR, "tide.server"),
-        running(Babbler(), RudeScorer(), mode="monitor", monitor_log=full, **BACKTRACK) as server,
+        monitoring(monitor_log=Path("/dev/full")) as server,
     ):
         assert server.ask("x y").status_code == 200
         wait_until(lambda: "No space left" in caplog.text)
@@ -45,7 +57,7 @@ def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFix
 
 def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
-    with running(Babbler(), RudeScorer(), mode="monitor", monitor_log=log, **BACKTRACK) as server:
+    with monitoring(monitor_log=log) as server:
         for seed in range(20):
             stop = ("fine",) if seed % 3 == 0 else ()
             given = {"seed": seed, "stop": list(stop)}
@@ -68,36 +80,31 @@ def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> N
         assert 0 < changed < 20
         assert server.metric('tide_completions_total{outcome="monitored"}') == 20
         assert server.metric('tide_monitor_score_count{policy="default"}') == 20
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(lines) == 20
-    assert sum(line["would_change"] for line in lines) == changed
-    assert "idiot" not in log.read_text()
+    assert [line["would_change"] for line in lines_of(log)].count(True) == changed
+    assert len(lines_of(log)) == 20
 
 
+@pytest.mark.parametrize("texts", [False, True])
 def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    texts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for texts in (False, True):
-        log = tmp_path / f"{texts}.jsonl"
-        options = {"mode": "monitor", "monitor_log": log, "monitor_texts": texts, **BACKTRACK}
-        with (
-            caplog.at_level(logging.INFO),
-            running(Babbler(1.0), RudeScorer(), **options) as server,
-        ):
-            answer = server.ask("our wombat", n=2, seed=1)
-        lines = sorted(map(json.loads, log.read_text().splitlines()), key=lambda x: x["choice"])
-        number = answer.headers["x-request-id"]
-        own = [choice["text"] for choice in answer.json()["choices"]]
-        for place, line in enumerate(lines):
-            said = {"prompt": "our wombat", "text": own[place]} if texts else {}
-            assert line == {
-                **{"time": line["time"], "request": number, "choice": place, "policy": "default"},
-                **{"outcome": "changed", "score": 1.0, "would_change": True},
-                **{"character": 1, "word": 0, "accepted_above": 1.0, **said},
-            }
-        assert len(lines) == 2
-    logged = [one.getMessage() for one in caplog.records if "monitored" in one.getMessage()]
-    assert len(logged) == 4
+    log = tmp_path / "monitor.jsonl"
+    with (
+        caplog.at_level(logging.INFO),
+        monitoring(Babbler(1.0), monitor_log=log, monitor_texts=texts) as server,
+    ):
+        answer = server.ask("our wombat", n=2, seed=1)
+    for number, line in enumerate(sorted(lines_of(log), key=lambda line: line["choice"])):
+        text = answer.json()["choices"][number]["text"]
+        said = {"prompt": "our wombat", "text": text} if texts else {}
+        request = answer.headers["x-request-id"]
+        assert line == {
+            **{"time": line["time"], "request": request, "choice": number, "policy": "default"},
+            **{"outcome": "changed", "score": 1.0, "would_change": True},
+            **{"character": 1, "word": 0, "accepted_above": 1.0, **said},
+        }
+    logged = [message for message in caplog.messages if "monitored" in message]
+    assert len(logged) == len(lines_of(log)) == 2
     assert not any("wombat" in line or "idiot" in line for line in logged)
 
 
@@ -106,12 +113,14 @@ def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
 ) -> None:
     go_on = threading.Event()
 
-    def scorer(texts: Sequence[str]) -> np.ndarray:
+    def scorer(texts: list[str]) -> list[float]:
         go_on.wait(PATIENCE)
         raise ScorerUnavailableError("down: it quotes a wombat")
 
-    options: dict[str, Any] = {"mode": "monitor", "limits": Limits(max_under_way=8), **BACKTRACK}
-    with caplog.at_level(logging.INFO), running(Babbler(), scorer, **options) as server:
+    with (
+        caplog.at_level(logging.INFO),
+        monitoring(scorer=scorer, limits=Limits(max_under_way=8)) as server,
+    ):
         for seed in range(12):  # each is answered, though no score comes
             assert server.ask("x", seed=seed).json()["choices"][0]["text"] == plain(seed, "x")[0]
         wait_until(lambda: counted(server, "skipped") == 4)
@@ -119,32 +128,25 @@ def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
         wait_until(lambda: counted(server, "failed") == 8)
         pieces, reason, _ = streamed(server, "x", seed=3)
         assert ("".join(pieces), reason) == plain(3, "x")
-    logged = [one.getMessage() for one in caplog.records if '"failed"' in one.getMessage()]
+    logged = [message for message in caplog.messages if '"failed"' in message]
     assert len(logged) == 9
     assert all("ScorerUnavailableError" in line and "wombat" not in line for line in logged)
 
 
 def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
-    options: dict[str, Any] = {"mode": "monitor", "refuse_prompt_above": 0.5, **BACKTRACK}
-    with running(Babbler(0.0), RudeScorer(), **options) as server:
+    with monitoring(Babbler(0.0), refuse_prompt_above=0.5) as server:
         assert server.ask("you idiot", seed=1).status_code == 200
         assert server.ask("you", seed=1).status_code == 200
         wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)
 
 
 def test_forecast_scores_an_answer_with_its_prompt() -> None:
-    asked: list[Exchange] = []
-
-    def reader(exchanges: list[Exchange]) -> list[float]:
-        asked.extend(exchanges)
-        return [0.9 * (exchange.context == "a second one") for exchange in exchanges]
-
-    reader.reads = "exchange"  # type: ignore[attr-defined]
-    with running(mode="monitor", scorer=load_scorer(reader)) as server:
-        for prompt, outcome in (("a second one", "changed"), ("a third one", "unchanged")):
-            server.ask(prompt)
-            wait_until(lambda outcome=outcome: counted(server, outcome) == 1)
-    assert {exchange.context for exchange in asked} == {"a second one", "a third one"}
+    scorer = FakeScorer(lambda asked: 0.9 * (asked.context == "a second one"), reads="exchange")
+    with monitoring(scorer=scorer) as server:
+        server.ask("a second one")
+        wait_until(lambda: counted(server, "changed") == 1)
+        server.ask("a third one")
+        wait_until(lambda: counted(server, "unchanged") == 1)
 
 
 def test_a_stream_that_its_client_leaves_is_counted() -> None:
@@ -154,7 +156,7 @@ def test_a_stream_that_its_client_leaves_is_counted() -> None:
                 yield piece
                 await asyncio.sleep(0.05)
 
-    with running(Slow(), RudeScorer(), mode="monitor", **BACKTRACK) as server:
+    with monitoring(Slow()) as server:
         body = {"prompt": "x", "stream": True, "max_tokens": 400}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             next(line for line in answer.iter_lines() if line)
@@ -166,15 +168,67 @@ def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
     go_on = threading.Event()
     log = tmp_path / "monitor.jsonl"
 
-    def scorer(texts: Sequence[str]) -> np.ndarray:
+    def scorer(texts: list[str]) -> list[float]:
         go_on.wait(PATIENCE)
-        return np.zeros(len(texts))
+        return [0.0] * len(texts)
 
-    limits = Limits(drain=0.2)
-    with running(
-        Babbler(), scorer, mode="monitor", monitor_log=log, limits=limits, **BACKTRACK
-    ) as server:
+    with monitoring(scorer=scorer, monitor_log=log, limits=Limits(drain=0.2)) as server:
         assert server.ask("x", seed=1).status_code == 200
         threading.Timer(0.5, go_on.set).start()  # the scorer's thread ends then
-    (line,) = map(json.loads, log.read_text().splitlines())
+    (line,) = lines_of(log)
     assert (line["outcome"], line["would_change"]) == ("skipped", None)
+
+
+# Shadow policies
+
+
+def shadowed(server: Running, outcome: str) -> float:
+    labels = f'outcome="{outcome}",policy="main",shadow="strict"'
+    return server.metric(f"tide_shadow_answers_total{{{labels}}}")
+
+
+def text_of(server: Running, seed: int) -> str:
+    if seed % 2:
+        return "".join(streamed(server, "x y", seed=seed)[0])
+    return str(server.ask("x y", seed=seed).json()["choices"][0]["text"])
+
+
+def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Path) -> None:
+    log = tmp_path / "monitor.jsonl"
+    policies = {"main": {"shadow": "strict"}, "strict": {"never": ["weather"]}}
+    file = written(tmp_path / "tide.yaml", policies=policies)
+    with running(Babbler(), RudeScorer(), **BACKTRACK) as server:
+        alone = [text_of(server, seed) for seed in range(12)]
+    with running(Babbler(), RudeScorer(), policies=file, monitor_log=log, **BACKTRACK) as server:
+        assert [text_of(server, seed) for seed in range(12)] == alone
+        wait_until(lambda: shadowed(server, "changed") + shadowed(server, "unchanged") == 12)
+        changed = shadowed(server, "changed")
+        assert changed == sum("weather" in text for text in alone)
+        assert 0 < changed < 12
+        assert server.metric('tide_shadow_score_count{policy="main",shadow="strict"}') == 12
+        assert counted(server, "changed", "strict") == 0
+        altered = 'tide_policy_answers_total{outcome="%s",policy="main"}'
+        assert server.metric(altered % "altered") + server.metric(altered % "unaltered") == 12
+    assert {(line["policy"], line["beside"]) for line in lines_of(log)} == {("strict", "main")}
+    assert [line["would_change"] for line in lines_of(log)].count(True) == changed
+
+
+def test_shadow_that_hangs_and_fails_changes_no_answer_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def score(text: str) -> float:
+        go_on.wait(PATIENCE)
+        raise ScorerUnavailableError("down")
+
+    monkeypatch.setitem(REGISTRY._targets, "down", lambda: FakeScorer(score, pace="word"))
+    policies = {"main": {"shadow": "strict"}, "strict": {"scorer": "down"}}
+    file = written(tmp_path / "tide.yaml", policies=policies)
+    limits = Limits(max_under_way=4)
+    with running(Babbler(), RudeScorer(), policies=file, limits=limits, **BACKTRACK) as server:
+        for seed in range(10):
+            assert server.ask("x", seed=seed).status_code == 200
+        wait_until(lambda: shadowed(server, "skipped") == 6)
+        go_on.set()
+        wait_until(lambda: shadowed(server, "failed") == 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.fakes import Babbler, FakeScorer, RudeScorer
-from tests.server.running import BACKTRACK, MODEL, counted, listening, running, wait_until
+from tests.server.running import BACKTRACK, MODEL, counted, listening, running, wait_until, written
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.scorers.wrappers import ConfirmScorer
 from tide.server.app import create_app
@@ -30,12 +30,11 @@ from tide.server.telemetry import Budget, Metrics
 def test_a_policy_over_its_budget_warns_once(
     mode: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "tide.json"
-    path.write_text(json.dumps({"policies": {"only": {"alter_at_most": 0.02, "mode": mode}}}))
-    babbler = Babbler(0.2)
+    policies = {"only": {"alter_at_most": 0.02, "mode": mode}}
+    path = written(tmp_path / "tide.yaml", policies=policies)
     with (
         caplog.at_level(logging.WARNING, "tide.server"),
-        running(babbler, RudeScorer(), policies=path, **BACKTRACK) as server,
+        running(Babbler(0.2), RudeScorer(), policies=path, **BACKTRACK) as server,
     ):
         for seed in range(4):
             assert server.ask("x y", n=5, seed=seed).status_code == 200
@@ -89,45 +88,48 @@ PROMPT = "a prompt that is nobody's business"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class World:
-    def __init__(self, http: httpx.Client, spans: InMemorySpanExporter) -> None:
-        self.http, self._spans = http, spans
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
 
-    def ask(
-        self, path: str = "/v1/completions", **body: Any
-    ) -> tuple[httpx.Response, ReadableSpan]:
-        """The answer to a request, and its span."""
-        self._spans.clear()
-        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-1"}
-        answer = self.http.post(path, json=body, headers=headers)
-        wait_until(lambda: any(span.kind is SpanKind.SERVER for span in self.spans))
-        (span,) = (span for span in self.spans if span.kind is SpanKind.SERVER)
-        return answer, span
 
-    @property
-    def spans(self) -> Sequence[ReadableSpan]:
-        return self._spans.get_finished_spans()
+Ask = Callable[..., tuple[httpx.Response, ReadableSpan]]
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
+def ask(exporter: InMemorySpanExporter) -> Iterator[Ask]:
+    """Answers a request, and returns its span, too."""
+    provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     engine = scripted_engine()
     line = CommandLine(engine.name, ReadingScorer(), preset="relative", overrides={})
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-1"}
+
+    def of_server() -> list[ReadableSpan]:
+        spans = exporter.get_finished_spans()
+        return [span for span in spans if span.kind is SpanKind.SERVER]
+
+    def ask(path: str = "/v1/completions", **body: Any) -> tuple[httpx.Response, ReadableSpan]:
+        exporter.clear()
+        answer = http.post(path, json=body, headers=headers)
+        wait_until(lambda: bool(of_server()))
+        (span,) = of_server()
+        return answer, span
+
     with closing(Policies(line)) as policies:
         policies.start(engine)
         app = create_app(policies, MODEL, tracing=provider)
         with listening(app) as (url, _), httpx.Client(base_url=url, timeout=30) as http:
-            yield World(http, exporter)
+            yield ask
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_span_of_a_completion(stream: bool, world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_span_of_a_completion(
+    stream: bool, ask: Ask, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "tide.server"):
-        answer, span = world.ask(prompt=PROMPT, max_tokens=5, n=2, stream=stream)
+        answer, span = ask(prompt=PROMPT, max_tokens=5, n=2, stream=stream)
         wait_until(lambda: "mine-1" in caplog.text)
-    assert answer.is_success
     assert answer.headers["x-request-id"] == "mine-1"
     assert span.name == "POST /v1/completions"
     assert f"{span.context.trace_id:032x}" == TRACE
@@ -143,26 +145,26 @@ def test_span_of_a_completion(stream: bool, world: World, caplog: pytest.LogCapt
         assert 0 <= float(str(event.attributes["gen_ai.evaluation.score.value"])) < 0.5
     if not stream:
         text = answer.json()["choices"][0]["text"].strip()
-        assert all(text not in span.to_json() for span in world.spans)
+        assert all(text not in span.to_json() for span in exporter.get_finished_spans())
 
 
-def test_span_of_an_error_quotes_no_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, span = world.ask(prompt=PROMPT, max_tokens="many")
+def test_span_of_an_error_quotes_no_text(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, span = ask(prompt=PROMPT, max_tokens="many")
     assert span.status.status_code is StatusCode.UNSET
 
     async def crash(*_: Any) -> None:
         raise KeyError(PROMPT)
 
     monkeypatch.setattr("tide.server.scoring.ScoringApi.moderate", crash)
-    answer, span = world.ask("/v1/moderations", input=PROMPT)
+    answer, span = ask("/v1/moderations", input=PROMPT)
     assert answer.status_code == 500
     assert span.status.status_code is StatusCode.ERROR
     assert PROMPT not in span.to_json()
 
 
-def test_span_holds_no_key_of_the_query(world: World) -> None:
+def test_span_holds_no_key_of_the_query(ask: Ask) -> None:
     body = {"comment": {"text": PROMPT}, "requestedAttributes": {"TOXICITY": {}}}
-    answer, span = world.ask("/v1alpha1/comments:analyze?key=sk-secret", **body)
+    answer, span = ask("/v1alpha1/comments:analyze?key=sk-secret", **body)
     assert answer.is_success
     assert "sk-secret" not in span.to_json()
     assert PROMPT not in span.to_json()
