@@ -1,23 +1,35 @@
-"""Litellm's guardrail reads every place of a request where text may occur."""
+"""Litellm's guardrail reads every place of a request where text may occur, and answers NONE or
+BLOCKED by the policy of the key.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import FakeScorer
-from tests.server.running import Running, running
+from tests.fakes import FakeScorer, RudeScorer
+from tests.server.running import Running, digest_of, running, written
 from tide.core.chat import Chat
+from tide.core.errors import ScorerUnavailableError
 from tide.core.sanitize import Unread
 from tide.scorers import Exchange
 from tide.server.guardrail import GuardrailRequest
+from tide.server.limits import Limits
 
 INSULTS = ("you idiot", "\u0442\u044b \u0438\u0434\u0438\u043e\u0442")
+CLEAN, FAILING = "The weather is fine.", "You are an idiot. Bring 2 coats."
+USER = {"role": "user", "content": "May I insult him?"}
+ASSISTANT = {"role": "assistant", "content": "No."}
+
+# Every place
+
 ARGUMENTS = {"place": "Oslo", "days": [1, "two"], "options": {"unit": "celsius", "deep": [{}]}}
 CALLS = [
     {
@@ -26,6 +38,14 @@ CALLS = [
     },
     {"id": "call_2", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
 ]  # fmt: skip
+SCHEMA = {
+    "type": "object", "required": ["place"],
+    "properties": {
+        "place": {"type": "string", "description": "where", "enum": ["Oslo"]},
+        "file": {"type": ["string", "null"], "default": "none"},
+    },
+}  # fmt: skip
+HELLO = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
 BODY: dict[str, Any] = {
     "input_type": "request",
     "litellm_call_id": "1",
@@ -33,40 +53,21 @@ BODY: dict[str, Any] = {
     "texts": ["What is the weather?", "A file C:\\new\\temp, and \\u00e9"],
     "structured_messages": [
         {"role": "system", "content": "Be kind.", "cache_control": {"type": "ephemeral"}},
-        {"role": "developer", "content": "Be brief.", "name": "us"},
-        {
-            "role": "user", "name": "ann",
-            "content": [
-                {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}},
-                {"type": "text", "text": "there"},
-            ],
-        },
+        {"role": "user", "name": "ann", "content": [HELLO, {"type": "text", "text": "there"}]},
         {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": CALLS},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ],
     "tool_calls": CALLS,
     "tools": [
-        {
-            "type": "function",
-            "function": {
-                "name": "weather", "description": "The weather of a place", "strict": True,
-                "parameters": {
-                    "type": "object", "required": ["place"],
-                    "properties": {
-                        "place": {"type": "string", "description": "where", "enum": ["Oslo"]},
-                        "file": {"type": ["string", "null"], "default": "none"},
-                    },
-                },
-            },
-        }
+        {"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}
     ],
     "a_field_of_the_future": {"note": ["a text", {"id": "x"}]},
-}  # fmt: skip
+}
 _CALL_DATA = ("input_type", "litellm_call_id", "request_data")
-Path = tuple[Any, ...]
+Place = tuple[Any, ...]
 
 
-def places(value: Any, at: Path = ()) -> Iterator[tuple[Path, bool]]:
+def places(value: Any, at: Place = ()) -> Iterator[tuple[Place, bool]]:
     """Paths of all strings (False), and of all objects, which could have another key (True)."""
     if isinstance(value, dict):
         yield at, True
@@ -75,11 +76,11 @@ def places(value: Any, at: Path = ()) -> Iterator[tuple[Path, bool]]:
         if at[-1] == "arguments":
             yield from places(json.loads(value), (*at, json))
     items = enumerate(value) if isinstance(value, list) else ()
-    for key, one in value.items() if isinstance(value, dict) else items:
-        yield from places(one, (*at, key))
+    for key, inner in value.items() if isinstance(value, dict) else items:
+        yield from places(inner, (*at, key))
 
 
-def changed(value: Any, at: Path, is_key: bool, text: str, dump: Callable[[Any], str]) -> Any:
+def changed(value: Any, at: Place, is_key: bool, text: str, dump: Callable[[Any], str]) -> Any:
     """`value` with a text at a path. dump: writes JSON that is nested in a string."""
     if not at:
         return {**value, text: 1} if is_key else text
@@ -101,44 +102,48 @@ WAYS: dict[str, tuple[Callable[[str], str], Callable[[Any], str]]] = {
     "raw": (str, lambda value: json.dumps(value, ensure_ascii=False)),
     "as Python writes JSON": (str, json.dumps),
     "escaped": (escaped, json.dumps),
-    "escaped by hex": (lambda text: "".join(f"\\x{b:02x}" for b in text.encode("latin-1")), str),
-    "escaped twice": (lambda text: json.dumps(escaped(text))[1:-1], json.dumps),
     "escaped by and by": (lambda text: escaped(escaped(escaped(escaped(text)))), json.dumps),
 }
 
 
+@pytest.mark.parametrize("insult", INSULTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_insult_is_read_wherever_it_stands(way: str, insult: str) -> None:
+    assert len(PLACES) > 80
+    write, dump = WAYS[way]
+    unread = []
+    for at, is_key in PLACES:
+        body = json.dumps(changed(BODY, at, is_key, write(insult), dump))
+        with suppress(Unread):  # then the request is blocked
+            said = GuardrailRequest.model_validate_json(body).all_texts()
+            if not any(insult in text for text in said):
+                unread.append((at, is_key))
+    assert unread == []
+
+
+# Answers
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    def scorer(texts: list[str]) -> list[float]:
-        return [float(any(insult in text for insult in INSULTS)) for text in texts]
-
-    with running(scorer=scorer) as found:
-        yield found
+    scorer = FakeScorer(lambda text: float("idiot" in text or INSULTS[1] in text))
+    with running(scorer=scorer) as server:
+        yield server
 
 
-def action(server: Running, **body: Any) -> str:
+def action(server: Running, *texts: str, **body: Any) -> str:
     body = {"input_type": "response", "request_data": {}, **body}
+    if texts:
+        body["texts"] = texts
     answer = server.post("/beta/litellm_basic_guardrail_api", body)
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.text
     assert ("blocked_reason" in answer.json()) == (answer.json()["action"] == "BLOCKED")
     return str(answer.json()["action"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_insult_is_read_wherever_it_stands(way: str) -> None:
-    assert len(PLACES) > 80
-    write, dump = WAYS[way]
-    for insult in INSULTS[: 1 if way == "escaped by hex" else 2]:
-        unread = []
-        for at, is_key in PLACES:
-            if way == "escaped by hex" and json in at:
-                continue
-            body = json.dumps(changed(BODY, at, is_key, write(insult), dump))
-            with suppress(Unread):  # then the request is blocked
-                said = GuardrailRequest.model_validate_json(body).all_texts()
-                if not any(insult in text for text in said):
-                    unread.append((at, is_key))
-        assert unread == []
+def answers(server: Running, outcome: str) -> float:
+    labels = f'outcome="{outcome}",policy="default"'
+    return server.metric(f"tide_guardrail_answers_total{{{labels}}}")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,6 @@ def test_an_insult_is_read_wherever_it_stands(way: str) -> None:
         *(({"texts": ["a text"], "extra": extra}, "BLOCKED") for extra in (
             {"note": "\ud83d"},
             {"\ud83d": "note"},
-            {"\ud83d": {"image_url": "http://x"}},
             {"note": {"audio": "AAAA"}},
             {"note": json.loads("[" * 900 + f'"{INSULTS[0]}"' + "]" * 900)},
         )),
@@ -175,10 +179,6 @@ def test_what_fails_or_cannot_be_read_is_blocked(
     assert action(server, **surfaces) == expected
 
 
-USER = {"role": "user", "content": "May I insult him?"}
-ASSISTANT = {"role": "assistant", "content": "No."}
-
-
 def test_scorer_of_exchanges_reads_the_conversation() -> None:
     bad = Chat.of([USER])
     # Objects to a prompt without an answer, and to "Yes" after it.
@@ -188,14 +188,13 @@ def test_scorer_of_exchanges_reads_the_conversation() -> None:
     )
     with running(scorer=scorer) as server:
         messages = {"structured_messages": [USER]}
-        assert action(server, input_type="request", texts=["x"], **messages) == "BLOCKED"
+        assert action(server, "x", input_type="request", **messages) == "BLOCKED"
         assert Exchange(Chat.of([USER]), "") in scorer.texts
         assert Exchange("", "x") in scorer.texts  # every text is scored, too
-        assert action(server, texts=["Yes"], **messages) == "BLOCKED"
-        assert action(server, texts=["Yes"]) == "NONE"
-        assert action(server, texts=["Perhaps"], **messages) == "NONE"
-        answered = {"structured_messages": [USER, ASSISTANT]}
-        assert action(server, texts=["Yes"], **answered) == "BLOCKED"
+        assert action(server, "Yes", **messages) == "BLOCKED"
+        assert action(server, "Yes") == "NONE"
+        assert action(server, "Perhaps", **messages) == "NONE"
+        assert action(server, "Yes", structured_messages=[USER, ASSISTANT]) == "BLOCKED"
 
 
 @pytest.mark.parametrize("messages", [[], [ASSISTANT], [{"role": "robot", "content": "x"}], ["x"]])
@@ -203,3 +202,56 @@ def test_messages_that_are_no_chat_give_no_context(messages: list[Any]) -> None:
     body = {"input_type": "response", "texts": ["Yes"], "structured_messages": messages}
     request = GuardrailRequest.model_validate(body)
     assert Exchange("", "Yes") in request.exchanges(with_prompt=True)
+
+
+def test_guardrail_blocks_and_logs_without_text(caplog: pytest.LogCaptureFixture) -> None:
+    with running(scorer=RudeScorer()) as server, caplog.at_level(logging.INFO, "tide.server"):
+        assert action(server, CLEAN) == "NONE"
+        assert action(server, CLEAN, FAILING) == "BLOCKED"
+        assert (answers(server, "passed"), answers(server, "blocked")) == (1, 1)
+    (line,) = (json.loads(message) for message in caplog.messages if 'guardrail"' in message)
+    assert (line["guardrail"]["outcome"], line["guardrail"]["score"]) == ("blocked", 1.0)
+    assert "idiot" not in caplog.text
+
+
+def test_guardrail_judges_more_texts_than_one_scoring_request_may_have() -> None:
+    arguments = {f"argument {n}": {"type": f"kind {n}"} for n in range(300)}
+    with running(scorer=RudeScorer(), limits=Limits(max_texts=50)) as server:
+        for last, expected in (("fine", "NONE"), ("idiot", "BLOCKED")):
+            function = {"name": "ask", "parameters": {"properties": arguments, "last": last}}
+            assert action(server, CLEAN, tools=[{"function": function}]) == expected
+        assert len(server.scorer.calls) > 20
+
+
+@pytest.mark.parametrize(("threshold", "flagged"), [(0.2, True), (0.4, False)])
+def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy(
+    threshold: float, flagged: bool
+) -> None:
+    with running(scorer=FakeScorer(lambda _: 0.3), toxicity_threshold=threshold) as server:
+        assert action(server, CLEAN) == ("BLOCKED" if flagged else "NONE")
+        answer = server.post("/v1/moderations", {"input": CLEAN}).json()
+        assert answer["results"][0]["flagged"] is flagged
+
+
+def test_guardrail_of_a_monitored_policy_answers_none() -> None:
+    def score(text: str) -> float:
+        if "broken" in text:
+            raise ScorerUnavailableError("down")
+        return float("idiot" in text)
+
+    with running(scorer=FakeScorer(score), mode="monitor") as server:
+        for text in (CLEAN, FAILING, "broken"):
+            assert action(server, text) == "NONE"
+        assert action(server, CLEAN, images=["x"]) == "NONE"
+        assert [answers(server, name) for name in ("passed", "blocked", "failed")] == [1, 2, 1]
+        assert not server.engine.requests
+
+
+def test_guardrail_applies_the_policy_of_the_key(tmp_path: Path) -> None:
+    policies: dict[str, Any] = {"new": {"never": ["fine"]}, "old": {}}
+    keys = {name: {"sha256": digest_of(f"sk-{name}"), "policies": [name]} for name in policies}
+    path = written(tmp_path / "tide.yaml", policies=policies, keys=keys)
+    with running(scorer=RudeScorer(), policies=path) as server:
+        for name, expected in (("new", "BLOCKED"), ("old", "NONE")):
+            server.http.headers["authorization"] = f"Bearer sk-{name}"
+            assert action(server, CLEAN) == expected
