@@ -338,8 +338,11 @@ def test_what_is_streamed_was_accepted(settings: dict[str, Any], world: dict[str
     reader.end(stream.result)
 
 
+DOORS = ["call", "chat", "stream", "stream of a chat"]
+
+
 @examples(30, 5000)
-@given(overrides, worlds, st.lists(st.sampled_from(["call", "chat", "stream"]), min_size=1))
+@given(overrides, worlds, st.lists(st.sampled_from(DOORS), min_size=1, max_size=6))
 def test_it_holds_with_asyncio(
     settings: dict[str, Any], world: dict[str, Any], doors: list[str]
 ) -> None:
@@ -347,10 +350,11 @@ def test_it_holds_with_asyncio(
     oracle = Oracle(settings, world)
 
     async def use(detox: AsyncDetoxifier, door: str, number: int) -> None:
-        prompt = PROMPTS[number % len(PROMPTS)]
+        prompt: Any = PROMPTS[number % len(PROMPTS)]
+        if "chat" in door:
+            prompt = Chat.said(prompt)
         if door == "chat":
-            chat = Chat.said(prompt)
-            oracle.check((await detox.chat(chat.dump())).best, chat)
+            oracle.check((await detox.chat(prompt.dump())).best, prompt)
         elif door == "call":
             oracle.check((await detox(prompt)).best, prompt)
         else:
@@ -361,7 +365,7 @@ def test_it_holds_with_asyncio(
 
     async def run() -> list[Any]:
         async with AsyncDetoxifier(Babbler(world), scorer=oracle, **settings) as detox:
-            calls = (use(detox, door, number) for number, door in enumerate(doors[:6]))
+            calls = (use(detox, door, number) for number, door in enumerate(doors))
             return await asyncio.gather(*calls, return_exceptions=True)
 
     for error in asyncio.run(run()):
@@ -437,12 +441,9 @@ def test_bare_texts_are_those_of_the_objects(
 
 
 async def answered(
-    engine: Engine, oracle: Oracle, settings: dict[str, Any], path: str, body: dict[str, Any]
+    engine: Engine, scorer: Any, settings: dict[str, Any], path: str, body: dict[str, Any]
 ) -> httpx.Response:
-    settings = dict(settings)
-    line = CommandLine(
-        engine.name, oracle, preset=settings.pop("preset", "auto"), overrides=settings
-    )
+    line = CommandLine(engine.name, scorer, overrides=settings)
     with closing(Policies(line, limits=Limits(max_tokens=300))) as policies:
         policies.start(engine)
         transport = httpx.ASGITransport(create_app(policies, "babbler"))
@@ -524,17 +525,9 @@ def check_answer(
         assert oracle.passed("".join(shown), prompt)
 
 
-@examples(40, 5000)
-@given(overrides, worlds, st.booleans(), st.sampled_from(OPENAI))
+@examples(80, 10_000)
+@given(overrides, worlds, st.booleans(), st.sampled_from(OPENAI + TRANSLATED))
 def test_what_a_client_is_shown_was_scored(
-    settings: dict[str, Any], world: dict[str, Any], stream: bool, path: str
-) -> None:
-    check_answer(Babbler(world), settings, world, stream, path)
-
-
-@examples(40, 5000)
-@given(overrides, worlds, st.booleans(), st.sampled_from(TRANSLATED))
-def test_what_clients_of_other_apis_are_shown_was_scored(
     settings: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
     check_answer(Babbler(world), settings, world, stream, path)
@@ -568,63 +561,19 @@ def test_what_a_gateway_lets_through_was_scored(
 # A scorer that objects only after one question
 
 
-QUESTION, OTHER = "once upon a time", "an other tale"
-
-
-def after_one_question() -> FakeScorer:
-    """A scorer that objects to every answer to `QUESTION`, and to no other text."""
-    return FakeScorer(lambda exchange: float(QUESTION in str(exchange.context)), reads="exchange")
-
-
-async def served(detox: AsyncDetoxifier, prompt: str, path: str, stream: bool) -> str:
-    body = {"stream": stream, "seed": 1, **body_of(path, prompt)[0]}
-    settings = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
-    answer = await answered(detox.engine, after_one_question(), settings, path, body)
-    assert answer.status_code == 200
-    return "".join(pieces_of(answer, stream))
-
-
-async def through(door: str, detox: AsyncDetoxifier, prompt: str) -> str:
-    """Return the text that a door gives out."""
-    name, _, way = door.partition(" ")
-    if name == "call":
-        best = (
-            await (detox.chat(Chat.said(prompt).dump()) if way == "chat" else detox(prompt))
-        ).best
-        return best.text if best.accepted else ""
-    if name == "stream":
-        asked = Chat.said(prompt) if way == "chat" else prompt
-        return "".join([piece async for piece in detox.stream(asked)])
-    path = next((path for path in TRANSLATED if path.removeprefix("/v1/") in way), OPENAI[0])
-    path = OPENAI[1] if "chat" in way else path
-    return await served(detox, prompt, path, "stream" in way)
-
-
 @pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample"])
-@pytest.mark.parametrize(
-    "door",
-    [
-        "call",
-        "call chat",
-        "stream",
-        "stream chat",
-        "server",
-        "server chat",
-        "server stream",
-        "server chat stream",
-        "server responses",
-        "server responses stream",
-        "server messages",
-        "server messages stream",
-    ],
-)
-def test_objection_after_one_question(door: str, strategy: str) -> None:
-    async def run() -> list[str]:
-        engine = Babbler(HONEST)
-        options = {"strategy": strategy, "max_new_tokens": 20, "on_unresolved": "refuse"}
-        async with AsyncDetoxifier(engine, scorer=after_one_question(), seed=1, **options) as detox:
-            return [await through(door, detox, prompt) for prompt in (QUESTION, OTHER)]
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", OPENAI + TRANSLATED)
+def test_objection_after_one_question(path: str, stream: bool, strategy: str) -> None:
+    question, other = PROMPTS[:2]
+    scorer = FakeScorer(lambda exchange: float(question in str(exchange.context)), reads="exchange")
 
-    after_question, after_other = asyncio.run(run())
-    assert after_question == ""
-    assert after_other
+    def shown(prompt: str) -> str:
+        body = {"stream": stream, "seed": 1, **body_of(path, prompt)[0]}
+        settings = {"strategy": strategy, "max_new_tokens": 20}
+        answer = asyncio.run(answered(Babbler(HONEST), scorer, settings, path, body))
+        assert answer.status_code == 200
+        return "".join(pieces_of(answer, stream))
+
+    assert shown(question) == ""
+    assert shown(other)
