@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,15 +37,6 @@ def scripted_engine(**options: Any) -> ScriptedEngine:
         return f"toxicity {min(max(toxicity(x) + noise, 0.0), 1.0):.6f}"
 
     return ScriptedEngine(respond, **options)
-
-
-def proxy(engine: ScriptedEngine, **changes: str) -> Any:
-    """An object of another type with the public attributes of `engine`, which tests may remove.
-
-    It has no `__getattr__`, which `isinstance` of a protocol ignores from Python 3.12 on.
-    """
-    public = (name for name in dir(engine) if not name.startswith("_"))
-    return SimpleNamespace(**{name: getattr(engine, name) for name in public} | changes)
 
 
 def read(texts: Sequence[str]) -> list[float]:

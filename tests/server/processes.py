@@ -45,10 +45,6 @@ class Process:
                 self._serving.set()
         self._serving.set()  # also if the process has ended
 
-    @property
-    def port(self) -> str:
-        return self.url.rpartition(":")[2]
-
     def heard(self) -> str:
         """Its stderr so far."""
         return "".join(list(self._said))

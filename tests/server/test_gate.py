@@ -33,6 +33,11 @@ from tide.server.scoring import ScoringApi
 from tide.server.telemetry import Budget
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
+JSON = {"content-type": "application/json"}
+SCOPE = {
+    "type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5),
+    "headers": [(b"host", b"localhost")],
+}  # fmt: skip
 
 
 class Held:
@@ -55,27 +60,34 @@ class Held:
             raise
 
 
-def post(server: Running, body: bytes, *headers: str) -> socket.socket:
-    """Send a request on a new connection, which is left open."""
+def post(server: Running, body: bytes, length: int) -> socket.socket:
+    """Send a request of this length on a new connection, which is left open."""
     connection = server.connect()
     head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    head += headers or [f"Content-Length: {len(body)}"]
+    head.append(f"Content-Length: {length}")
     connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
     return connection
+
+
+def requests_with(server: Running, status: int) -> float:
+    labels = f'route="/v1/completions",status="{status}"'
+    return server.metric(f"tide_requests_total{{{labels}}}")
+
+
+# Keys and hosts
 
 
 def test_keys() -> None:
     with running(keys=KEYS) as server:
         for key in KEYS:
-            answer = server.ask_with({"authorization": f"Bearer {key}"})
-            assert answer.status_code == 200
+            assert server.ask_with({"authorization": f"Bearer {key}"}).status_code == 200
             assert server.ask_with({"x-api-key": key}).status_code == 200
         wrong: list[dict[str, str]] = [{}, {"authorization": f"Basic {KEYS[0]}"}]
         wrong += [{"authorization": f"Bearer {KEYS[0]}{end}"} for end in ("x", "\xe9", ", x")]
         wrong += [{"authorization": "Bearer"}, {"x-api-key": KEYS[0][:-1]}]
         for headers in wrong:
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
             for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/no/such"):
-                encoded = {k: v.encode("latin-1") for k, v in headers.items()}
                 answer = server.http.get(path, headers=encoded)
                 assert answer.status_code == 401, (headers, path)
                 assert answer.headers["www-authenticate"] == 'Bearer realm="tide"'
@@ -91,10 +103,6 @@ def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
             assert server.http.get("/v1/models", headers={"host": host}).status_code == 401, host
         for host in ("localhost", "localhost:8000", "127.0.0.1", "[::1]:80"):
             assert server.http.get("/v1/models", headers={"host": host}).status_code == 200, host
-        plain = server.http.post(
-            "/v1/completions", content=b'{"prompt":"x"}', headers={"content-type": "text/plain"}
-        )
-        assert plain.status_code == 400
 
 
 def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,35 +112,30 @@ def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPa
     for host in ("0.0.0.0", "::", "192.168.0.9", "example.org", ""):
         with pytest.raises(InputError, match="TIDE_SERVE_KEYS"):
             check_exposure(host, read_keys())
+    check_exposure("0.0.0.0", [SecretStr("x")])
+
+
+def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDE_SERVE_KEYS", f"{KEYS[0]}, {KEYS[1]},")
     assert [key.get_secret_value() for key in read_keys()] == list(KEYS)
-    check_exposure("0.0.0.0", [SecretStr("x")])
-    monkeypatch.setenv("TIDE_SERVE_KEYS", f'{KEYS[0]},"{KEYS[1]}"')
-    with pytest.raises(InputError, match="a key begins with a quote"):
-        read_keys()
-    monkeypatch.setenv("TIDE_SERVE_KEYS", "a b")
-    with pytest.raises(InputError):
-        read_keys()
+    for wrong in (f'{KEYS[0]},"{KEYS[1]}"', "a b"):
+        monkeypatch.setenv("TIDE_SERVE_KEYS", wrong)
+        with pytest.raises(InputError):
+            read_keys()
+
+
+# Requests
 
 
 def test_a_body_is_bounded_as_it_is_received() -> None:
     with running(limits=Limits(max_body=2000)) as server:
-        assert server.ask("x " * 800).status_code in (200, 400)
         long = server.ask("x " * 2000)
-        assert long.status_code == 413
-        assert long.headers["x-should-retry"] == "false"
-
-        def chunks() -> Any:
-            yield b'{"prompt": "'
-            for _ in range(40):
-                yield b"x" * 100
-            yield b'"}'
-
-        headers = {"content-type": "application/json"}
-        unsaid = server.http.post("/v1/completions", content=chunks(), headers=headers)
+        assert (long.status_code, long.headers["x-should-retry"]) == (413, "false")
+        in_chunks = iter([b'{"prompt": "', *[b"x" * 100] * 40, b'"}'])
+        unsaid = server.http.post("/v1/completions", content=in_chunks, headers=JSON)
         assert unsaid.status_code == 413
         # Far too long: the server closes the connection.
-        with post(server, b"", "Content-Length: 1000000000") as connection:
+        with post(server, b"", 10**9) as connection:
             sent = 0
             with suppress(OSError):
                 while sent < 10**8:
@@ -143,12 +146,10 @@ def test_a_body_is_bounded_as_it_is_received() -> None:
 
 def test_encoded_body_is_refused() -> None:
     with running() as server:
-        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        headers = {**JSON, "content-encoding": "gzip"}
         answer = server.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
-        assert (answer.status_code, answer.json()["error"]["message"]) == (
-            415,
-            "Content-Encoding: gzip is not supported; leave it out",
-        )
+        assert answer.status_code == 415
+        assert "Content-Encoding: gzip" in answer.json()["error"]["message"]
 
 
 def test_head_is_get_without_the_body() -> None:
@@ -162,23 +163,13 @@ def test_head_is_get_without_the_body() -> None:
         assert server.http.get("/health").json() == {"status": "ok"}  # the connection still works
 
 
-def test_failures_are_logged_as_errors(caplog: pytest.LogCaptureFixture) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        raise ScorerUnavailableError("down")
-
-    with caplog.at_level(logging.INFO, "tide.server"), running(scorer=scorer) as server:
-        server.http.get("/health")
-        server.ask()
-        server.ask(stream=True)
-        broken = 'route="/v1/completions",status="503"'
-        wait_until(lambda: server.metric(f"tide_requests_total{{{broken}}}") == 2)
-    lines = [(one.levelname, json.loads(one.message)) for one in caplog.records]
-    levels = {line["route"]: level for level, line in lines if "route" in line}
-    assert levels["/health"] == "INFO"
-    statuses = [
-        (level, line["status"]) for level, line in lines if line.get("route") == "/v1/completions"
-    ]
-    assert statuses == [("ERROR", 503)] * 2
+def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
+    with running() as server:
+        for given in ("abc-1.2_3", "a b", "x" * 65, "\xe9"):
+            headers = {"x-request-id": given.encode("latin-1")}
+            number = server.http.get("/health", headers=headers).headers["x-request-id"]
+            assert (number == given) == (given == "abc-1.2_3")
+            assert number.isascii()
 
 
 def test_a_queue_that_is_full_says_when_to_come_again() -> None:
@@ -188,10 +179,9 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
         asking.start()
         assert held.writing.wait(PATIENCE)
         full = server.ask()
-        assert full.status_code == 429
+        assert full.status_code == server.ask(stream=True).status_code == 429
         assert int(full.headers["retry-after"]) >= 1
         assert "x-should-retry" not in full.headers
-        assert server.ask(stream=True).status_code == 429
         assert server.metric("tide_completions_under_way") == 3
         held.go.set()
         asking.join()
@@ -199,16 +189,18 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
         assert server.metric("tide_completions_under_way") == 0
 
 
+# Clients that leave, flood or do not read
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
     held, scorer = Held(), ReadingScorer()
     with running(held.engine, scorer, toxicity_threshold=0.001, max_iterations=1000) as server:
-        body = f'{{"prompt": "{PROMPTS[0]}", "n": 3, "stream": {str(stream).lower()}}}'
-        with post(server, body.encode()):
+        body = json.dumps({"prompt": PROMPTS[0], "n": 3, "stream": stream}).encode()
+        with post(server, body, len(body)):
             assert held.writing.wait(PATIENCE)
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
-        route = 'route="/v1/completions",status="499"'
-        wait_until(lambda: server.metric(f"tide_requests_total{{{route}}}") == 1)
+        wait_until(lambda: requests_with(server, 499) == 1)
         wait_until(lambda: 0 < held.begun == held.aborted)  # some may never have begun
         held.go.set()
         time.sleep(0.2)
@@ -221,13 +213,28 @@ def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
 
 def test_a_client_that_leaves_within_its_request() -> None:
     with running() as server:
-        with post(server, b'{"prompt"', "Content-Length: 1000"):
+        with post(server, b'{"prompt"', 1000):
             wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 1)
 
 
-def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
-    """A request body without end, and a stream without end."""
+async def nothing(*_: Any) -> None:
+    raise AssertionError
+
+
+async def read_without_end() -> None:
+    """Read a request body that never ends, and comes faster than it is read."""
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
+    await Gate(nothing, policies)(SCOPE, receive, nothing)
+
+
+async def stream_without_end() -> None:
+    """Stream an answer that never ends, and is written faster than it is sent."""
 
     class Flood:
         settings = Settings(toxicity_threshold=0.5)
@@ -237,38 +244,24 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
                 await asyncio.sleep(0)
                 on_text("x")
 
-    policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
-    flood: Any = Flood()
-    policy = ServedPolicy(
-        policies.plans["default"],
-        flood,
-        ScoringApi(ReadingScorer(), Settings(), Limits()),
-        Budget("default", None, policies.metrics),
-    )
+    policies = Policies(CommandLine(scorer=ReadingScorer()))
     policies.engine = scripted_engine()
+    flood: Any = Flood()
+    scoring = ScoringApi(ReadingScorer(), Settings(), Limits())
+    budget = Budget("default", None, policies.metrics)
+    policy = ServedPolicy(policies.plans["default"], flood, scoring, budget)
+    request = CompletionRequest(prompt="x", stream=True)
+    shape = ReplyShape(MODEL, chat=False, counts=False)
     serving = Serving(policies, MODEL, Monitor(policies))
+    async for _ in serving.stream(request, Visit("1", (policy,)), shape):
+        pass
 
-    async def send() -> None:
-        request = CompletionRequest(prompt="x", stream=True)
-        shape = ReplyShape(MODEL, chat=False, counts=False)
-        async for _ in serving.stream(request, Visit("1", (policy,)), shape):
-            pass
 
-    async def receive() -> Any:
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    async def nothing(*_: Any) -> None:
-        raise AssertionError
-
-    async def read() -> None:
-        gate = Gate(nothing, policies)
-        scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
-        await gate({**scope, "headers": [(b"host", b"localhost")]}, receive, nothing)
-
+@pytest.mark.parametrize("work", [read_without_end, stream_without_end])
+def test_work_whose_items_come_faster_than_they_are_read_is_cancelled(work: Any) -> None:
     async def check() -> None:
-        tasks = [asyncio.create_task(work()) for work in (send, read) for _ in range(5)]
-        await asyncio.sleep(0.2)
+        tasks = [asyncio.create_task(work()) for _ in range(5)]
+        await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=PATIENCE)
@@ -280,32 +273,30 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
 def test_a_client_that_does_not_read_is_left() -> None:
     """Its connection takes no more bytes, so its answer would be held for ever."""
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(request_seconds=0.2))
-    ended = asyncio.Event()
+    ended: list[bool] = []
+    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         finally:
-            ended.set()
+            ended.append(True)
 
     async def receive() -> Any:
-        received.append(1)
-        if len(received) > 1:
+        message = next(messages, None)
+        if message is None:
             await asyncio.Event().wait()
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return message
 
     async def full(_: Any) -> None:
         await asyncio.Event().wait()
 
     async def ask() -> None:
-        scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
-        scope["headers"] = [(b"host", b"localhost")]
         with anyio.fail_after(PATIENCE):
-            await Gate(app, policies)(scope, receive, full)
-        assert ended.is_set()
+            await Gate(app, policies)(SCOPE, receive, full)
 
-    received: list[int] = []
     asyncio.run(ask())
+    assert ended
 
 
 def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
@@ -316,11 +307,9 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n")
         assert '"code":"deadline"' in streamed.text
         assert streamed.text.endswith("data: [DONE]\n\n")
-        late = 'route="/v1/completions",status="504"'  # not 200, with which it began
-        wait_until(lambda: server.metric(f"tide_requests_total{{{late}}}") == 1)
+        wait_until(lambda: requests_with(server, 504) == 1)  # not 200, with which it began
         whole = server.ask()
-        assert whole.status_code == 504
-        assert whole.headers["x-should-retry"] == "false"
+        assert (whole.status_code, whole.headers["x-should-retry"]) == (504, "false")
         held.go.set()
 
 
@@ -328,16 +317,17 @@ def test_requests_that_outlast_the_drain_end_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     held = Held()
-    found: list[httpx.Response] = []
+    answers: list[httpx.Response] = []
+    body = {"prompt": "x", "stream": True}
     with (
         running(held.engine, limits=Limits(keep_alive=0.05), drain=0.3) as server,
-        server.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as one,
+        server.http.stream("POST", "/v1/completions", json=body) as stream,
     ):
-        lines = one.iter_lines()
+        lines = stream.iter_lines()
         assert next(lines) == ": keep-alive"
         url = f"{server.url}/v1/completions"
         ask = partial(httpx.post, url, json={"prompt": "x"}, timeout=PATIENCE)
-        asking = threading.Thread(target=lambda: found.append(ask()))
+        asking = threading.Thread(target=lambda: answers.append(ask()))
         asking.start()
         wait_until(lambda: held.begun == 2)
         server.server.should_exit = True
@@ -345,21 +335,24 @@ def test_requests_that_outlast_the_drain_end_with_an_error(
         asking.join()
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert done == "data: [DONE]"
-    assert found[0].status_code == 503
-    assert found[0].json()["error"]["code"] == "shutting_down"
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "shutting_down"
     assert "Exception in ASGI application" not in caplog.text
 
 
+# Scorers that fail, errors and logs
+
+
 @pytest.mark.parametrize(
-    ("error", "status", "code", "again"),
+    ("error", "code", "again"),
     [
-        (ScorerUnavailableError("down"), 503, "scorer_unavailable", True),
-        (ScorerRefusedError("ended"), 503, "scorer_refused", False),
-        (ScorerError("never"), 503, "scorer_unavailable", True),  # for every text: it is broken
+        (ScorerUnavailableError("down"), "scorer_unavailable", True),
+        (ScorerRefusedError("ended"), "scorer_refused", False),
+        (ScorerError("never"), "scorer_unavailable", True),  # for every text: it is broken
     ],
 )
 def test_without_a_scorer_nothing_leaves(
-    error: Exception, status: int, code: str, again: bool
+    error: Exception, code: str, again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def scorer(texts: list[str]) -> list[float]:
         if down:
@@ -367,26 +360,33 @@ def test_without_a_scorer_nothing_leaves(
         return [0.0] * len(texts)
 
     down = [True]
-    with running(scorer=scorer) as server:
-        answers = [server.ask(), server.ask(stream=True)]
-        answers += [server.http.post("/v1/moderations", json={"input": "x"})]
-        body = {"input_type": "request", "texts": ["text"]}
-        answers += [server.http.post("/beta/litellm_basic_guardrail_api", json=body)]
-        for answer in answers:
-            assert answer.status_code == status
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/moderations": {"input": "x"},
+        "/beta/litellm_basic_guardrail_api": {"input_type": "request", "texts": ["text"]},
+    }
+    with caplog.at_level(logging.INFO, "tide.server"), running(scorer=scorer) as server:
+        answers = [server.post(path, body) for path, body in bodies.items()]
+        for answer in [*answers, server.ask(stream=True)]:
+            assert answer.status_code == 503
             assert answer.json()["error"]["code"] == code
             assert "toxicity 0" not in answer.text
         comment = {"comment": {"text": "text"}, "requestedAttributes": {"TOXICITY": {}}}
-        answer = server.http.post("/v1alpha1/comments:analyze", json=comment)
-        assert answer.status_code == answer.json()["error"]["code"] == status
+        answer = server.post("/v1alpha1/comments:analyze", comment)
+        assert answer.status_code == answer.json()["error"]["code"] == 503
         kind = type(error).__name__
         assert server.metric(f'tide_scorer_errors_total{{kind="{kind}"}}') >= 3
         assert ("x-should-retry" not in answers[0].headers) == again
         assert server.http.get("/health").status_code == 200
         assert server.http.get("/ready").status_code == 503
+        wait_until(lambda: requests_with(server, 503) == 2)
         down.clear()
         assert server.http.get("/ready").status_code == 200
         assert server.ask().status_code == 200
+    lines = [(record.levelname, json.loads(record.message)) for record in caplog.records]
+    levels = [level for level, line in lines if line.get("status") == 503]
+    assert set(levels) == {"ERROR"}
+    assert all(level == "INFO" for level, line in lines if line.get("status") == 200)
 
 
 def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,24 +400,25 @@ def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch
 
 def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:
     def scorer(texts: list[str]) -> list[float]:
-        if len(asked) > 2:
+        if fails:
             raise ValueError(f"no score for {texts}")
         return [0.0] * len(texts)
 
-    asked: list[int] = []
+    fails: list[bool] = []
     secret = "wombat"
     engine = scripted_engine()
     engine._respond = lambda x, seed: "a numbat answers"
+    bodies: list[dict[str, Any]] = [{}, {"stream": True}, {"temperature": secret}, {}]
     with caplog.at_level(logging.DEBUG), running(engine, scorer, keys=KEYS) as server:
-        headers = {"authorization": f"Bearer {KEYS[0]}"}
-        figures = ""
-        for more in ({}, {"stream": True}, {"temperature": secret}, {"tide": {secret: 1}}, {}, {}):
-            asked.append(1)
-            body = {"prompt": f"the {secret} says", **more}
-            server.http.post("/v1/completions", json=body, headers=headers)
-        server.http.post(f"/{secret}?{secret}={KEYS[0]}", headers=headers)
+        server.http.headers["authorization"] = f"Bearer {KEYS[0]}"
+        for more in bodies:
+            server.ask(f"the {secret} says", **more)
+        fails.append(True)
+        server.ask(f"the {secret} says", tide={secret: 1})
+        server.ask(f"the {secret} says")
+        server.http.post(f"/{secret}?{secret}={KEYS[0]}")
         server.http.post(f"/v1alpha1/comments:analyze?key={KEYS[0]}", content=secret)
-        figures = server.http.get("/metrics", headers=headers).text
+        figures = server.http.get("/metrics").text
     ours = [record for record in caplog.records if record.name.startswith(("tide", "uvicorn"))]
     assert len(ours) >= 9
     logged = "\n".join(record.getMessage() for record in ours)
@@ -425,26 +426,11 @@ def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCapt
         assert word not in logged + figures
 
 
-def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
-    with running() as server:
-        for given in ("abc-1.2_3", "a b", "x" * 65, "\xe9"):
-            headers = {"x-request-id": given.encode("latin-1")}
-            number = server.http.get("/health", headers=headers).headers["x-request-id"]
-            assert (number == given) == (given == "abc-1.2_3")
-            assert number.isascii()
-
-
 @pytest.mark.parametrize("by", ["cause", "context"])
 def test_a_log_line_names_what_led_to_an_error(by: str) -> None:
-    def fail() -> None:
-        later = KeyError("what it says may quote a prompt")
+    with pytest.raises(KeyError) as caught:  # noqa: PT012
         try:
-            raise ValueError("this, too")
+            raise ValueError("this may quote a prompt")
         except ValueError as first:
-            if by == "cause":
-                raise later from first
-            raise later  # noqa: B904
-
-    with pytest.raises(KeyError) as caught:
-        fail()
+            raise KeyError("this, too") from (first if by == "cause" else None)
     assert re.fullmatch(r"KeyError from ValueError at test_gate\.py:\d+", traced(caught.value))

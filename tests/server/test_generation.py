@@ -15,19 +15,19 @@ from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.server.limits import Limits
 
-SAID = [{"role": "user", "content": "a second one"}]
+SAID: list[Any] = [{"role": "user", "content": "a second one"}]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(max_iterations=40) as found:
-        yield found
+    with running(max_iterations=40) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
 
 
 def test_a_completion_and_its_cost_are_those_of_the_library(client: openai.OpenAI) -> None:
@@ -45,10 +45,8 @@ def test_a_completion_and_its_cost_are_those_of_the_library(client: openai.OpenA
         assert answer.usage.prompt_tokens == read
         assert answer.usage.completion_tokens == best.returned.num_tokens
         assert answer.usage.total_tokens == read + 2
-        spent = best.forward_tokens
-        assert spent >= read + best.generated_tokens
-        costs = {"evaluations": best.evaluations, "rounds": best.rounds, "forward_tokens": spent}
-        for name, cost in {**costs, "scorer_calls": best.scorer_calls}.items():
+        for name in ("evaluations", "rounds", "forward_tokens", "scorer_calls"):
+            cost = getattr(best, name)
             assert int(raw.headers[f"x-tide-{name.replace('_', '-')}"]) == cost
             assert answer.tide[name] == choice.tide[name] == cost
         assert raw.headers["x-tide-accepted"] == "true"
@@ -68,8 +66,7 @@ def test_prompts_times_n_are_choices_in_order(client: openai.OpenAI) -> None:
 def test_a_seed_that_is_shown_can_be_sent_again(client: openai.OpenAI) -> None:
     drawn = []
     for seed in (None, None, -1, (1 << 63) - 1):
-        given: dict[str, Any] = {} if seed is None else {"seed": seed}
-        answer = client.completions.create(model=MODEL, prompt="x", **given)
+        answer = client.completions.create(model=MODEL, prompt="x", seed=seed)
         drawn.append(shown := answer.choices[0].tide["seed"])
         assert 0 <= shown == int(float(shown)) < 1 << 53  # JavaScript rounds larger ones
         again = client.completions.create(model=MODEL, prompt="x", seed=shown)
@@ -78,13 +75,13 @@ def test_a_seed_that_is_shown_can_be_sent_again(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model=MODEL, prompt=PROMPTS[:2], n=2, seed=3)
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS[:2], "n": 2, "seed": 3}
+    whole = client.completions.create(**asked)
     texts: dict[int, str] = dict.fromkeys(range(4), "")
     reasons: dict[int, str] = {}
     last: Any = None
-    options = {"include_usage": True}
     for last in client.completions.create(
-        model=MODEL, prompt=PROMPTS[:2], n=2, seed=3, stream=True, stream_options=options
+        **asked, stream=True, stream_options={"include_usage": True}
     ):
         for choice in last.choices:
             texts[choice.index] += choice.text
@@ -98,24 +95,18 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=SAID, seed=3, max_tokens=9)
-    message = whole.choices[0].message
+    asked: dict[str, Any] = {"model": MODEL, "seed": 3, "max_tokens": 9}
+    message = client.chat.completions.create(messages=SAID, **asked).choices[0].message
     assert message.role == "assistant"
     assert read([message.content or ""]) < [0.5]
-    asked: dict[str, Any] = {"model": MODEL, "seed": 3, "max_tokens": 9}
     chunks = list(client.chat.completions.create(messages=SAID, stream=True, **asked))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-    parts = [{"role": "user", "content": [{"type": "text", "text": "a second one"}]}]
-    same = client.chat.completions.create(messages=parts, **asked)
-    assert same.choices[0].message.content == message.content
+    assert chunks[-1].choices[0].finish_reason == "length"
 
 
 def test_an_empty_text_is_given_as_none() -> None:
-    engine = scripted_engine()
-    engine._respond = lambda x, seed: " \n"
-    with running(engine) as server:
+    with running(FakeEngine(" \n")) as server:
         choice = server.ask().json()["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == ("", "length")
         assert '"empty":true' in server.ask(stream=True).text
@@ -125,15 +116,18 @@ def test_an_empty_text_is_given_as_none() -> None:
 def test_what_it_did_is_counted() -> None:
     with running(max_iterations=40) as server:
         tide = server.ask(PROMPTS[0], seed=1).json()["tide"]
-        assert server.metric("tide_evaluations_total") == tide["evaluations"]
-        assert server.metric("tide_rounds_total") == tide["rounds"]
-        assert server.metric("tide_scorer_texts_total") == tide["evaluations"]
-        assert server.metric("tide_scorer_seconds_count") == tide["rounds"]
-        assert server.metric('tide_completions_total{outcome="accepted"}') == 1
-        assert server.metric("tide_toxicity_before_sum") == tide["toxicity_before"]
-        assert server.metric("tide_toxicity_after_sum") == tide["toxicity"]
         assert tide["evaluations"] > 1
-        assert server.metric('tide_changed_completions_total{failed="whole"}') == 1
+        figures = {
+            "tide_evaluations_total": tide["evaluations"],
+            "tide_rounds_total": tide["rounds"],
+            "tide_scorer_texts_total": tide["evaluations"],
+            "tide_scorer_seconds_count": tide["rounds"],
+            "tide_toxicity_before_sum": tide["toxicity_before"],
+            "tide_toxicity_after_sum": tide["toxicity"],
+            'tide_completions_total{outcome="accepted"}': 1,
+            'tide_changed_completions_total{failed="whole"}': 1,
+        }
+        assert {name: server.metric(name) for name in figures} == figures
 
 
 def test_a_text_that_was_repaired_while_it_was_written_is_counted_apart() -> None:
@@ -157,8 +151,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_traces_are_for_those_who_may_see_them(server: Running) -> None:
     refused = server.ask(tide={"trace": True})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tide.trace"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tide.trace")
     with running(limits=Limits(traces=True)) as open_server:
         tide = open_server.ask(PROMPTS[0], tide={"trace": True}).json()["choices"][0]["tide"]
         assert len(tide["trace"]) == tide["evaluations"]
@@ -170,29 +163,18 @@ def test_traces_are_for_those_who_may_see_them(server: Running) -> None:
 def test_a_toxic_prompt_is_refused_where_that_is_asked(stream: bool) -> None:
     with running(refuse_prompt_above=0.9) as server:
         refused = server.ask("toxicity 0.95 of its own", stream=stream)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["code"] == "content_filter"
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_filter")
         assert server.metric('tide_completions_total{outcome="prompt_refused"}') == 1
         assert server.ask(stream=stream).status_code == 200
 
 
-GERMAN = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"
-COUNTER = 'tide_unread_answers_total{language="de"}'
-
-
-def answered(server: Running) -> dict[str, object]:
-    (choice,) = server.ask(max_tokens=16).json()["choices"]
-    tide: dict[str, object] = choice["tide"]
-    return tide
-
-
-@pytest.mark.parametrize(
-    ("languages", "text", "language"),
-    [(("en",), GERMAN, "de"), (None, GERMAN, None)],
-)
+@pytest.mark.parametrize(("languages", "language"), [(("en",), "de"), (None, None)])
 def test_an_answer_names_a_language_that_the_scorer_does_not_read(
-    languages: tuple[str, ...] | None, text: str, language: str | None
+    languages: tuple[str, ...] | None, language: str | None
 ) -> None:
-    with running(FakeEngine(text), FakeScorer(languages=languages)) as server:
-        assert answered(server).get("language") == language
-        assert server.metric(COUNTER) == (language is not None)
+    german = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"
+    with running(FakeEngine(german), FakeScorer(languages=languages)) as server:
+        (choice,) = server.ask(max_tokens=16).json()["choices"]
+        assert choice["tide"].get("language") == language
+        counter = 'tide_unread_answers_total{language="de"}'
+        assert server.metric(counter) == (language is not None)

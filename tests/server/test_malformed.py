@@ -19,76 +19,51 @@ from tide.server.limits import Limits
 
 pytestmark = pytest.mark.attack
 
+HELLO = {"type": "text", "text": "hello there"}
 RIGHT: dict[str, Any] = {
     "/v1/completions": {
-        "model": "scripted",
-        "prompt": ["a second one", "short words"],
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 3,
-        "min_tokens": 1,
-        "repetition_penalty": 1.1,
-        "stop": ["\n"],
-        "seed": 1,
-        "n": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "logit_bias": {},
+        "model": "scripted", "prompt": ["a second one", "short words"], "max_tokens": 5,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_tokens": 1, "repetition_penalty": 1.1,
+        "stop": ["\n"], "seed": 1, "n": 1, "logit_bias": {},
+        "stream": True, "stream_options": {"include_usage": True},
         "tide": {"toxicity_threshold": 0.4, "max_iterations": 2, "num_samples": 2, "deadline": 9.0},
     },
     "/v1/chat/completions": {
         "messages": [
             {"role": "system", "content": "be kind"},
-            {"role": "user", "content": [{"type": "text", "text": "hello there"}]},
+            {"role": "user", "content": [HELLO]},
         ],
-        "max_completion_tokens": 5,
-        "tools": [],
-        "n": 2,
-        "tide": {"trace": True},
+        "max_completion_tokens": 5, "tools": [], "n": 2, "tide": {"trace": True},
     },
     "/v1/responses": {
         "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "hello there"}]},
+            {"role": "user", "content": [{**HELLO, "type": "input_text"}]},
             {"type": "reasoning", "id": "x"},
         ],
-        "instructions": "be kind",
-        "max_output_tokens": 5,
-        "text": {"format": {"type": "text"}, "verbosity": "low"},
-        "reasoning": {"effort": "low"},
-        "tools": [],
-        "tool_choice": "auto",
-        "stream": True,
-        "store": False,
+        "instructions": "be kind", "max_output_tokens": 5, "tools": [], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low"},
+        "stream": True, "store": False,
     },
     "/v1/messages": {
-        "system": [{"type": "text", "text": "be kind"}],
+        "system": [HELLO],
         "messages": [
             {"role": "user", "content": "hello there"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]},
-            {"role": "user", "content": [{"type": "text", "text": "hello again"}]},
+            {"role": "user", "content": [HELLO]},
         ],
-        "max_tokens": 5,
-        "stop_sequences": ["x"],
-        "tools": [],
-        "output_config": {"effort": "low"},
+        "max_tokens": 5, "stop_sequences": ["x"], "tools": [], "output_config": {"effort": "low"},
     },
-    "/v1/moderations": {"input": ["a text", {"type": "text", "text": "another"}], "model": "x"},
+    "/v1/moderations": {"input": ["a text", HELLO], "model": "x"},
     "/v1alpha1/comments:analyze": {
         "comment": {"text": "a text", "type": "PLAIN_TEXT"},
         "requestedAttributes": {"TOXICITY": {"scoreThreshold": 0.0}},
-        "languages": ["en"],
-        "doNotStore": True,
-        "clientToken": "x",
+        "languages": ["en"], "doNotStore": True, "clientToken": "x",
     },
     "/beta/litellm_basic_guardrail_api": {
-        "texts": ["a text"],
-        "input_type": "request",
-        "images": None,
+        "texts": ["a text"], "input_type": "request", "images": None, "request_data": {},
         "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
-        "request_data": {},
     },
-}
+}  # fmt: skip
 TYPES = ["application/json"] * 6 + ["", "text/plain", "application/json; charset=utf-16", "a/b/c"]
 ALLOWED = {200, 400, 404, 405, 413}
 
@@ -123,25 +98,30 @@ def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -
         assert answer.json()["error"]["message"]
 
 
-def test_half_a_character_is_no_text(server: Running) -> None:
-    half, comment = "\ud800", RIGHT["/v1alpha1/comments:analyze"]
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/completions", {"prompt": half}),
-        ("/v1/completions", {"prompt": "x", "stop": half}),
-        ("/v1/completions", {"prompt": "x", "model": half}),
-        ("/v1/completions", {"prompt": "x", "tide": {half: half}}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": half}]}),
-        ("/v1/responses", {"input": half}),
-        ("/v1/responses", {"input": "x", "instructions": half}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": half}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": half}),
-        ("/v1/moderations", {"input": half}),
-        ("/v1alpha1/comments:analyze", {**comment, "languages": [half]}),
-        ("/v1alpha1/comments:analyze", {**comment, "clientToken": half}),
-        ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [half]}),
-    ]
-    for path, body in bodies:
-        assert server.post(path, body).status_code == 400, (path, body)
+HALF = "\ud800"
+COMMENT = RIGHT["/v1alpha1/comments:analyze"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": HALF}),
+        ("/v1/completions", {"prompt": "x", "stop": HALF}),
+        ("/v1/completions", {"prompt": "x", "model": HALF}),
+        ("/v1/completions", {"prompt": "x", "tide": {HALF: HALF}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/responses", {"input": HALF}),
+        ("/v1/responses", {"input": "x", "instructions": HALF}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": HALF}),
+        ("/v1/moderations", {"input": HALF}),
+        ("/v1alpha1/comments:analyze", {**COMMENT, "languages": [HALF]}),
+        ("/v1alpha1/comments:analyze", {**COMMENT, "clientToken": HALF}),
+        ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [HALF]}),
+    ],
+)
+def test_half_a_character_is_no_text(server: Running, path: str, body: dict[str, Any]) -> None:
+    assert server.post(path, body).status_code == 400
 
 
 def test_nothing_of_it_was_a_fault(server: Running, caplog: pytest.LogCaptureFixture) -> None:

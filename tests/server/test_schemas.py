@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -73,10 +74,8 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"tide": {"toxicity_threshold": 0}}, "toxicity_threshold"),
     ({"tide": {"deadline": -1}}, "deadline"),
     ({"tide": []}, "tide"),
-    *(({"messages": [{"role": "user", "content": content}]}, f"messages.0.content{place}")
-      for content, place in (
-        ([{"type": "image_url", "image_url": {"url": "http://x"}}], ".0.type"),
-    )),
+    *(({"messages": [{"role": "user", "content": [{"type": kind}]}]}, "messages.0.content.0.type")
+      for kind in ("image_url", "input_audio", "file")),
     *(({"messages": [USER], **more}, param) for more, param in (
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -125,46 +124,28 @@ def test_deeply_nested_body_is_refused(server: Running, path: str, body: dict[st
     assert answer.json()["error"]["message"] == "body: nested more than 64 levels deep"
 
 
-def test_unknown_fields_change_nothing(server: Running) -> None:
-    plain = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}, USER]
-    unknown = {"id": "m1", "timestamp": 1, "reasoning_content": "Hm."}
-    part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
-    messages = [message | unknown for message in plain]
-    messages[0]["content"] = [part]
-    answer = chat(server, messages, seed=1, presence_penalty=0.5, stream_options={"no_such": 1})
-    assert answer.json()["choices"] == chat(server, plain, seed=1).json()["choices"]
+TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "No."}, USER]
+PART = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
 
 
 @pytest.mark.parametrize(
-    "refusal",
+    ("turn", "as_sent"),
     [
-        {"content": None, "refusal": "No wombats.", "tool_calls": None},
-        {"refusal": "No wombats."},
-        {"content": [{"type": "refusal", "refusal": "No wombats."}]},
+        (0, {"content": [PART]}),
+        (0, {"id": "m1", "timestamp": 1, "reasoning_content": "Hm."}),
+        (1, {"content": None, "refusal": "No.", "tool_calls": None}),
+        (1, {"content": [{"type": "refusal", "refusal": "No."}]}),
     ],
 )
-def test_a_refusal_in_a_chat_is_the_text_of_its_message(
-    server: Running, refusal: dict[str, Any]
+def test_messages_as_clients_send_them_are_read_as_plain_ones(
+    server: Running, turn: int, as_sent: dict[str, Any]
 ) -> None:
-    messages = [USER, {"role": "assistant", **refusal}, USER]
-    plain = [USER, {"role": "assistant", "content": "No wombats."}, USER]
+    messages = [*TURNS]
+    messages[turn] = messages[turn] | as_sent
+    answer = chat(server, messages, seed=1, presence_penalty=0.5, stream_options={"no_such": 1})
+    assert answer.json()["choices"] == chat(server, TURNS, seed=1).json()["choices"]
     request = ChatRequest.model_validate({"messages": messages})
-    assert request.chat() == ChatRequest.model_validate({"messages": plain}).chat()
-    answer = chat(server, messages, seed=1)
-    assert answer.status_code == 200
-    assert answer.json()["choices"] == chat(server, plain, seed=1).json()["choices"]
-
-
-def test_a_part_that_is_no_text_is_refused_by_its_type(server: Running) -> None:
-    for kind in ("image_url", "input_audio", "file"):
-        answer = chat(server, [{"role": "user", "content": [{"type": kind, kind: {}}]}])
-        assert answer.status_code == 400
-        message = answer.json()["error"]["message"]
-        assert message == (
-            f"messages.0.content.0.type: parts of type '{kind}' cannot be scored; send text"
-        )
-        answer = server.http.post("/v1/moderations", json={"input": [{"type": kind}]})
-        assert f"parts of type '{kind}' cannot be scored" in answer.json()["error"]["message"]
+    assert request.chat() == ChatRequest.model_validate({"messages": TURNS}).chat()
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -173,9 +154,8 @@ def test_an_error_calls_the_most_tokens_as_the_client_does(
     server: Running, name: str, stream: bool
 ) -> None:
     for content, tokens in (("x", 5000), ("x", 0), ("x " * 200, 9)):
-        body = {"messages": [{"role": "user", "content": content}], name: tokens, "stream": stream}
-        answer = server.http.post("/v1/chat/completions", json=body)
-        error = json.loads(answer.text.removeprefix("data: ").partition("\n")[0])["error"]
+        messages = [{"role": "user", "content": content}]
+        error = chat(server, messages, stream=stream, **{name: tokens}).json()["error"]
         assert f"lower {name}" in error["message"] or error["message"].startswith(f"{name}: ")
         assert error["param"] in (name, None)
 
@@ -193,30 +173,28 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
         assert why in error["message"]
 
 
+MANY: list[Any] = [0] * 1000
+MANY_ATTRIBUTES = {f"a{i}": 0 for i in range(1000)}
+
+
 @pytest.mark.parametrize(
-    ("model", "field"),
+    ("model", "body"),
     [
         (CompletionRequest, {"prompt": [{}] * 1000}),
-        (ChatRequest, {"messages": [0] * 1000}),
-        (ChatRequest, {"messages": [{"role": "user", "content": [0] * 1000}]}),
-        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "tools": [0] * 1000}),
-        (ModerationRequest, {"input": [0] * 1000}),
-        (GuardrailRequest, {"input_type": "request", "texts": [0] * 1000}),
-        (
-            AnalyzeRequest,
-            {
-                "comment": {"text": "x"},
-                "requestedAttributes": {f"a{i}": 0 for i in range(1000)},
-            },
-        ),
+        (ChatRequest, {"messages": MANY}),
+        (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
+        (ChatRequest, {"messages": [USER], "tools": MANY}),
+        (ModerationRequest, {"input": MANY}),
+        (GuardrailRequest, {"input_type": "request", "texts": MANY}),
+        (AnalyzeRequest, {"comment": {"text": "x"}, "requestedAttributes": MANY_ATTRIBUTES}),
     ],
 )
 def test_a_bad_request_is_read_to_its_first_faults(
-    model: type[BaseModel], field: dict[str, Any]
+    model: type[BaseModel], body: dict[str, Any]
 ) -> None:
     """Reporting all faults would take a GiB, and block other clients for seconds."""
     with pytest.raises(ValidationError) as caught:
-        model.model_validate(field)
+        model.model_validate(body)
     assert caught.value.error_count() <= 2
 
 
@@ -231,18 +209,18 @@ def test_what_is_too_long_or_too_much_is_refused(server: Running) -> None:
 def test_settings_reach_the_engine() -> None:
     engine = scripted_engine()
 
-    def last() -> Sampling:
+    def sampling(answer: httpx.Response) -> Sampling:
+        assert answer.status_code == 200
         return engine.requests[-1].sampling
 
     with running(engine, temperature=0.3, max_new_tokens=17) as server:
-        asked = {"temperature": 0.9, "top_p": 0.5, "top_k": 7, "max_tokens": 11}
-        assert server.ask(**asked).status_code == 200
-        assert (last().temperature, last().top_p, last().top_k) == (0.9, 0.5, 7)
-        assert last().max_new_tokens == 11
-        assert chat(server, max_completion_tokens=12, max_tokens=13).status_code == 200
-        assert last().max_new_tokens == 12
-        assert server.ask().status_code == 200
-        assert (last().temperature, last().max_new_tokens) == (0.3, 17)
+        asked = sampling(server.ask(temperature=0.9, top_p=0.5, top_k=7, max_tokens=11))
+        assert (asked.temperature, asked.top_p, asked.top_k) == (0.9, 0.5, 7)
+        assert asked.max_new_tokens == 11
+        of_chat = sampling(chat(server, max_completion_tokens=12, max_tokens=13))
+        assert of_chat.max_new_tokens == 12
+        usual = sampling(server.ask())
+        assert (usual.temperature, usual.max_new_tokens) == (0.3, 17)
 
 
 def test_addresses_that_are_none(server: Running) -> None:

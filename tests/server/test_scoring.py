@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,12 +15,13 @@ import httpx
 import openai
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.engines import load_engine
-from tide.scorers import CallableScorer, Exchange, load_scorer
+from tide.scorers import load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer
@@ -29,24 +31,25 @@ from tide.server.telemetry import MeasuredScorer, Metrics
 
 KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
+perspective = partial(PerspectiveScorer, queries_per_second=100)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(keys=(KEY,), limits=Limits(max_texts=8)) as found:
-        found.http.headers["x-api-key"] = KEY
-        yield found
+    with running(keys=(KEY,), limits=Limits(max_texts=8)) as server:
+        server.http.headers["x-api-key"] = KEY
+        yield server
 
 
 def test_a_client_of_perspective_needs_another_address_alone(server: Running) -> None:
-    scorer = PerspectiveScorer(key=KEY, url=server.url, queries_per_second=100)
+    scorer = perspective(key=KEY, url=server.url)
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
     with pytest.raises(ScorerError, match="COMMENT_EMPTY"):
         scorer.score([" "])
     with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
-        PerspectiveScorer("INSULT", key=KEY, url=server.url, queries_per_second=99).score(["text"])
+        perspective("INSULT", key=KEY, url=server.url).score(["text"])
     with pytest.raises(ScorerRefusedError):
-        PerspectiveScorer(key="another-key", url=server.url, queries_per_second=99).score(["text"])
+        perspective(key="another-key", url=server.url).score(["text"])
 
 
 def analyze(server: Running, **more: Any) -> Any:
@@ -56,14 +59,10 @@ def analyze(server: Running, **more: Any) -> Any:
 
 def test_perspective_s_answer(server: Running) -> None:
     score = {"value": 0.75, "type": "PROBABILITY"}
+    spans = [{"begin": 0, "end": 13, "score": score}]
     answer = analyze(server, doNotStore=True, languages=["en"], clientToken="mine").json()
     assert answer == {
-        "attributeScores": {
-            "TOXICITY": {
-                "spanScores": [{"begin": 0, "end": 13, "score": score}],
-                "summaryScore": score,
-            }
-        },
+        "attributeScores": {"TOXICITY": {"spanScores": spans, "summaryScore": score}},
         "languages": ["en"],
         "clientToken": "mine",
     }
@@ -73,20 +72,26 @@ def test_perspective_s_answer(server: Running) -> None:
     assert "TOXICITY" in analyze(server, comment={"text": "ok"}).json()["attributeScores"]
     below = {"TOXICITY": {"scoreThreshold": 0.8}}
     assert analyze(server, requestedAttributes=below).json()["attributeScores"] == {}
-    for wrong in (
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         {"requestedAttributes": {}},
         {"requestedAttributes": {"INSULT": {}, "THREAT": {}}},
-        *(
-            {"requestedAttributes": {"TOXICITY": {"scoreThreshold": number}}}
-            for number in ("x", math.nan, math.inf)
-        ),
+        {"requestedAttributes": {"TOXICITY": {"scoreThreshold": "x"}}},
+        {"requestedAttributes": {"TOXICITY": {"scoreThreshold": math.nan}}},
+        {"requestedAttributes": {"TOXICITY": {"scoreThreshold": math.inf}}},
         {"comment": {"text": "x " * 20_000}},
         {"comment": {"text": " \n"}},
         {"comment": None},
-    ):
-        answer = analyze(server, **wrong)
-        assert answer.status_code == answer.json()["error"]["code"] == 400
-        assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
+        {"context": {"entries": "x"}},
+    ],
+)
+def test_perspective_s_error(server: Running, wrong: dict[str, Any]) -> None:
+    answer = analyze(server, **wrong)
+    assert answer.status_code == answer.json()["error"]["code"] == 400
+    assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
 
 
 class Attributes(ReadingScorer):
@@ -96,21 +101,19 @@ class Attributes(ReadingScorer):
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         scores = self.score(texts)
-        found = {"insult": scores / 2, "threat": scores / 10, "toxic": scores}
-        return Attributed(scores, found)
+        return Attributed(scores, {"insult": scores / 2, "threat": scores / 10, "toxic": scores})
 
 
 def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
     with running(scorer=Attributes()) as server:
-        ask = partial(PerspectiveScorer, key=KEY, url=server.url, queries_per_second=100)
-        assert ask("INSULT").score(TEXTS).tolist() == [0.375, 0.125, 0.0]
-        found = ask("TOXICITY,THREAT").score_attributes(TEXTS)
-        assert found.values.tolist() == [0.75, 0.25, 0.0]
-        assert found.attributes["THREAT"] == pytest.approx([0.075, 0.025, 0.0])
+        insult = perspective("INSULT", key=KEY, url=server.url)
+        assert insult.score(TEXTS).tolist() == [0.375, 0.125, 0.0]
+        both = perspective("TOXICITY,THREAT", key=KEY, url=server.url).score_attributes(TEXTS)
+        assert both.values.tolist() == [0.75, 0.25, 0.0]
+        assert both.attributes["THREAT"] == pytest.approx([0.075, 0.025, 0.0])
         wanted = {"INSULT": {"scoreThreshold": 0.5}, "TOXICITY": {"scoreThreshold": 0.5}}
-        assert list(analyze(server, requestedAttributes=wanted).json()["attributeScores"]) == [
-            "TOXICITY"
-        ]
+        above = analyze(server, requestedAttributes=wanted).json()["attributeScores"]
+        assert list(above) == ["TOXICITY"]
         refused = analyze(server, requestedAttributes={"PROFANITY": {}})
         assert "known: TOXICITY, INSULT, THREAT" in refused.text
         assert server.metric("tide_scorer_texts_total") == 7
@@ -143,8 +146,6 @@ def test_a_language_that_the_scorer_does_not_read(
         return
     error = answer.json()["error"]
     assert (answer.status_code, error["status"]) == (400, "INVALID_ARGUMENT")
-    said = f"Attribute TOXICITY does not support request languages: {', '.join(unread)}"
-    assert error["message"] == said
     (detail,) = error["details"]
     assert detail["@type"].endswith("google.commentanalyzer.v1alpha1.Error")
     assert detail["errorType"] == "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"
@@ -153,10 +154,6 @@ def test_a_language_that_the_scorer_does_not_read(
         "requestedLanguages": languages,
         "attribute": "TOXICITY",
     }
-
-
-def test_a_scorer_that_says_nothing_of_languages_is_asked(server: Running) -> None:
-    assert analyze(server, languages=["de"]).status_code == 200
 
 
 def test_moderations(server: Running) -> None:
@@ -171,7 +168,7 @@ def test_moderations(server: Running) -> None:
         part: Any = [{"type": "text", "text": TEXTS[0]}]
         assert client.moderations.create(input=part).results[0].flagged
         assert client.moderations.create(input=TEXTS[0]).results[0].flagged
-        picture: Any = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+        picture: Any = [{"type": "image_url"}]
         for wrong in (picture, [], ["x"] * 9):
             with pytest.raises(openai.BadRequestError):
                 client.moderations.create(input=wrong)
@@ -184,13 +181,12 @@ def test_moderations(server: Running) -> None:
 @pytest.fixture(scope="module")
 def reading_server() -> Iterator[Running]:
     """A server whose scorer objects to "Yes" after a question about insults."""
-
-    def agreement(exchanges: list[Exchange]) -> list[float]:
-        return [float("insult" in str(context) and text == "Yes") for context, text in exchanges]
-
-    agreement.reads = "exchange"  # type: ignore[attr-defined]
-    with running(scorer=load_scorer(agreement)) as found:
-        yield found
+    scorer = FakeScorer(
+        lambda asked: float("insult" in str(asked.context) and asked.text == "Yes"),
+        reads="exchange",
+    )
+    with running(scorer=scorer) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -220,16 +216,14 @@ def test_moderations_name_a_wrong_context(reading_server: Running, context: Any)
 
 
 def test_perspective_takes_entries_of_a_context(reading_server: Running) -> None:
-    def toxicity(*entries: str, **more: Any) -> float:
-        context = {"entries": [{"text": entry} for entry in entries], **more}
+    def toxicity(**context: Any) -> float:
         answer = analyze(reading_server, comment={"text": "Yes"}, context=context)
         score: float = answer.json()["attributeScores"]["TOXICITY"]["summaryScore"]["value"]
         return score
 
-    assert toxicity("Hello.", "May I insult him?") == 1.0
-    assert toxicity("May I thank him?") == 0.0
-    assert toxicity() == toxicity(articleAndParentComment={}) == 0.0
-    assert analyze(reading_server, context={"entries": "x"}).status_code == 400
+    assert toxicity(entries=[{"text": "Hello."}, {"text": "May I insult him?"}]) == 1.0
+    assert toxicity(entries=[{"text": "May I thank him?"}]) == 0.0
+    assert toxicity(entries=[]) == toxicity(articleAndParentComment={}) == 0.0
 
 
 def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
@@ -241,43 +235,61 @@ def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scor
     asked: list[list[str]] = []
     go = threading.Event()
     limits = Limits(max_waiting_texts=4, request_seconds=PATIENCE)
-    with running(scorer=scorer, limits=limits) as server:
-        threads = []
-        for texts in (["one"], ["two", "three"]):
-            body = {"input": texts}
-            ask = partial(httpx.post, f"{server.url}/v1/moderations", json=body, timeout=PATIENCE)
-            threads.append(threading.Thread(target=ask))
-            threads[-1].start()
-            wait_until(lambda: bool(asked))
+    with running(scorer=scorer, limits=limits) as server, ThreadPoolExecutor() as clients:
+
+        def moderate(*texts: str, timeout: float = PATIENCE) -> httpx.Response:
+            url = f"{server.url}/v1/moderations"
+            return httpx.post(url, json={"input": texts}, timeout=timeout)
+
+        clients.submit(moderate, "one")
+        wait_until(lambda: bool(asked))
+        clients.submit(moderate, "two", "three")
         with suppress(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=0.5)
+            moderate("left", timeout=0.5)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
-        full = server.http.post("/v1/moderations", json={"input": ["a", "b"]})
-        assert full.status_code == 429
-        assert full.headers["retry-after"] == "1"
+        full = moderate("a", "b")
+        assert (full.status_code, full.headers["retry-after"]) == (429, "1")
         go.set()
-        for thread in threads:
-            thread.join()
-        assert asked == [["one"], ["two", "three"]]
+    assert asked == [["one"], ["two", "three"]]
+
+
+# Readiness and threads of scorers
+
+
+class Waiting:
+    """A scorer whose calls wait for `go` if their text is "slow". concurrent: see `Scorer`."""
+
+    def __init__(self, error: Exception | None = None, **members: Any) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.at_once = self.most = 0
+        self._error = error
+        self.scorer = FakeScorer(self._score, **members)
+
+    def _score(self, text: str) -> float:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            if text == "slow":
+                self.entered.set()
+                assert self.go.wait(20)
+                if self._error is not None:
+                    raise self._error
+            return 0.0
+        finally:
+            self.at_once -= 1
 
 
 def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def away(texts: list[str]) -> list[float]:
-        begun.set()
-        assert go_on.wait(20)
-        raise ScorerUnavailableError("down")
-
-    scorer = MeasuredScorer(load_scorer(away), Metrics())
+    waiting = Waiting(ScorerUnavailableError("down"))
+    scorer = MeasuredScorer(waiting.scorer, Metrics())
     scorer.up = False
-    with ThreadPoolExecutor() as thread:
-        first = thread.submit(scorer.check)
-        assert begun.wait(20)
-        assert not thread.submit(scorer.check).result(20)
-        assert not first.done()
-        go_on.set()
-        assert not first.result(20)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(scorer.score, ["slow"])
+        assert waiting.entered.wait(20)
+        assert not threads.submit(scorer.check).result(20)
+        assert not call.done()
+        waiting.go.set()
+        assert isinstance(call.exception(20), ScorerUnavailableError)
 
 
 def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
@@ -299,70 +311,36 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
     assert scorer.check()
 
 
-def test_calls_of_a_concurrent_scorer_run_side_by_side() -> None:
-    both = threading.Barrier(2, timeout=20)
-
-    def score(texts: list[str]) -> list[float]:
-        both.wait()
-        return [0.0] * len(texts)
-
-    score.concurrent = True  # type: ignore[attr-defined]
-    scorer = MeasuredScorer(load_scorer(score), Metrics())
-    with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(scorer.score, ["a text"]) for _ in range(2)]
-        assert [list(call.result(20)) for call in calls] == [[0.0], [0.0]]
-
-
-def test_a_call_that_began_earlier_and_fails_later_leaves_a_scorer_ready() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def score(texts: list[str]) -> list[float]:
-        if texts == ["slow"]:
-            begun.set()
-            assert go_on.wait(20)
-            raise ScorerUnavailableError("no answer in time")
-        return [0.0]
-
-    score.concurrent = True  # type: ignore[attr-defined]
-    scorer = MeasuredScorer(load_scorer(score), Metrics())
-    with ThreadPoolExecutor() as thread:
-        slow = thread.submit(scorer.score, ["slow"])
-        assert begun.wait(20)
-        scorer.score(["a text"])
-        go_on.set()
+def test_calls_of_a_concurrent_scorer_run_side_by_side_and_the_latest_call_counts() -> None:
+    waiting = Waiting(ScorerUnavailableError("no answer in time"), concurrent=True)
+    scorer = MeasuredScorer(waiting.scorer, Metrics())
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(scorer.score, ["slow"])
+        assert waiting.entered.wait(20)
+        assert threads.submit(scorer.score, ["a text"]).result(20).tolist() == [0.0]
+        waiting.go.set()
         assert isinstance(slow.exception(20), ScorerUnavailableError)
-    assert scorer.up
+    assert scorer.up  # the call that failed later had begun earlier
 
 
 def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> None:
-    entered, go, at_once = threading.Event(), threading.Event(), []
-
-    def score(texts: list[str]) -> list[float]:
-        at_once.append(len(at_once) + 1)
-        entered.set()
-        go.wait(20)
-        at_once.pop()
-        return [0.0 if len(at_once) == 0 else 1.0] * len(texts)
-
-    # The highest of a pair with a screen and of `score`: its screen calls `score`, too.
-    pair = [CallableScorer(lambda texts: [0.0] * len(texts)) for _ in range(2)]
-    members = [ConfirmScorer(pair), CallableScorer(score)]
-    scorer = MeasuredScorer(MaxScorer(members), Metrics())
+    waiting = Waiting()
+    # The highest of a pair with a screen and of `waiting`: its screen calls `waiting`, too.
+    pair = [FakeScorer(), FakeScorer()]
+    scorer = MeasuredScorer(MaxScorer([ConfirmScorer(pair), waiting.scorer]), Metrics())
     assert isinstance(scorer.screen, MeasuredScorer)
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda one=one: found.extend(one.score(["a text"])))
-        for one in (scorer, scorer.screen)
-    ]
-    threads[0].start()
-    assert entered.wait(20)
-    entered.clear()
-    threads[1].start()
-    assert not entered.wait(0.2)
-    go.set()
-    for thread in threads:
-        thread.join(20)
-    assert found == [0.0, 0.0]
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(scorer.score, ["slow"])
+        assert waiting.entered.wait(20)
+        other = threads.submit(scorer.screen.score, ["a text"])
+        time.sleep(0.2)
+        assert not other.done()
+        waiting.go.set()
+        assert slow.result(20).tolist() == other.result(20).tolist() == [0.0]
+    assert waiting.most == 1
+
+
+# Perspective's place
 
 
 def test_the_discovery_document_names_the_address_that_was_asked() -> None:
@@ -375,13 +353,11 @@ def test_the_discovery_document_names_the_address_that_was_asked() -> None:
     assert {method[name]["$ref"] for name in ("request", "response")} == found["schemas"].keys()
 
 
-COMMENTS = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
-
-
 def test_one_command_stands_in_for_perspective() -> None:
+    comments = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
     with serving(*TIDE, "--perspective", "--scorer", "pocket") as server:
-        client = PerspectiveScorer(key="any", url=server.url, queries_per_second=100)
-        assert client.score(COMMENTS) == pytest.approx(load_scorer("pocket").score(COMMENTS))
+        scorer = perspective(key="any", url=server.url)
+        assert scorer.score(comments) == pytest.approx(load_scorer("pocket").score(comments))
         with httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/ready").status_code == 200
             assert http.get("/").status_code == 200
