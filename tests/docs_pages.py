@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +63,8 @@ def commands(block: Block, folder: Path) -> list[list[str]]:
     """The commands of a shell block as bash expands them in `folder`; none of them is run."""
     recorded = folder.parent / "recorded"
     recorded.write_bytes(b"")
-    bash = shutil.which("bash")
-    assert bash is not None
     subprocess.run(
-        [bash, "-c", f"{_RECORDER}{block.text}wait"],
+        ["/bin/bash", "-c", f"{_RECORDER}{block.text}wait"],
         cwd=folder,
         env={"PATH": "/nowhere", "RECORDED": str(recorded)},
         check=True,
@@ -76,18 +73,19 @@ def commands(block: Block, folder: Path) -> list[list[str]]:
     return [[next(words) for _ in range(int(count))] for count in words]
 
 
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
 def spans(page: Path) -> list[str]:
     """The inline `code` in the sentences and tables of a page."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the table of the paper's claims.
-
-    commands: the inline code of its second column. verdict: its last column.
-    """
+    """A row of the table of the paper's claims. commands: the inline code of its second column."""
 
     name: str
     commands: list[str]
@@ -97,26 +95,21 @@ class Claim:
 
 def claims(page: Path, heading: str) -> list[Claim]:
     """The rows of the first table after a heading: claim, command, output, verdict."""
-    text = page.read_text(encoding="utf-8")
-    section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    section = page.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
     lines = section.replace("\\|", "|").splitlines()
-    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
-    listed = []
-    for name, how, output, verdict in rows[1:]:
-        code = re.findall(r"`([^`]+)`", how)
-        commands = [span for span in code if span.startswith(("tide ", "python "))]
-        listed.append(Claim(name, commands, output, verdict))
-    return listed
+    _, *rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
+    return [
+        Claim(name, re.findall(r"`((?:tide|python) [^`]+)`", how), output, verdict)
+        for name, how, output, verdict in rows
+    ]
 
 
 def links(page: Path) -> list[str]:
     """The targets inside of the repository to which links and pictures of a page lead."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    return [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in t]
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes for the headings of a page."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

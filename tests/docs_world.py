@@ -22,9 +22,20 @@ _PLACES = ("at the station", "in the garden", "on the phone", "at work", "in the
 _KIND, _RUDE = ("kind", "patient", "clever"), ("stupid", "worthless", "pathetic")
 
 
-def prepare(root: Path) -> Path:
-    """Make the folder, with the data that `tide data get` would fetch; returns the folder."""
+def enter(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to the folder, which is made if it is missing; returns the folder."""
     here = root / "here"
+    if not here.exists():
+        _prepare(here)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TIDE_CACHE", str(root / "scores.sqlite3"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("TIDE_DATA", raising=False)
+    return here
+
+
+def _prepare(here: Path) -> None:
+    """Make the folder, with the data that `tide data get` would fetch."""
     data = here / "data"
     here.mkdir()
     prompts = (REPOSITORY / "examples" / "prompts.txt").read_text(encoding="utf-8").splitlines()
@@ -32,13 +43,14 @@ def prepare(root: Path) -> Path:
     write(here / "prompts.jsonl", numbered)
     write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
-    for name in ("docs", "artefacts", "benchmarks", "examples", "models"):
-        (here / name).mkdir()
-    for script in (REPOSITORY / "benchmarks").glob("*.py"):
-        shutil.copy(script, here / "benchmarks")
-    shutil.copy(REPOSITORY / "models" / "probes.py", here / "models")
+    (here / "docs").mkdir()
     for name in ("artefacts", "examples", "reproduction"):
-        shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
+        shutil.copytree(REPOSITORY / name, here / name)
+    scripts = [*(REPOSITORY / "benchmarks").glob("*.py"), REPOSITORY / "models" / "probes.py"]
+    for script in scripts:
+        folder = here / script.parent.name
+        folder.mkdir(exist_ok=True)
+        shutil.copy(script, folder)
     save_causal_lm(here / "my-model", "llama")
     write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
 
@@ -51,7 +63,6 @@ def prepare(root: Path) -> Path:
     rows = [{"toxic": toxic, "neutral": [neutral]} for toxic, neutral in pairs]
     write(data / "paradetox_pairs.jsonl.gz", rows)
     _paper(data / "paper")
-    return here
 
 
 def write(path: Path, rows: list[Any]) -> None:
@@ -108,29 +119,25 @@ SMALL = {
 
 def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a command in this process, since another would import torch anew."""
-    with monkeypatch.context() as patch:
-        code = _code_of(command, where, patch)
-    assert not code, f"{where}: {command} exits with {code}"
-
-
-def _code_of(command: list[str], where: object, patch: pytest.MonkeyPatch) -> object:
     program, *arguments = command
+    code: object = None
     try:
-        if program == "tide":
-            patch.setattr(sys, "argv", ["tide", *shorter(arguments)])
-            main()
-        elif program == "python":
-            script = Path(arguments[0])
-            patch.setattr(sys, "argv", [*arguments, *SMALL.get(script.name, [])])
-            patch.syspath_prepend(str(script.parent.resolve()))
-            with warnings.catch_warnings():
-                warnings.simplefilter("default")  # as in a process of its own
-                runpy.run_path(str(script), run_name="__main__")
-        else:
-            pytest.fail(f"{where}: {program} is not run here; say why above the block")
+        with monkeypatch.context() as patch:
+            if program == "tide":
+                patch.setattr(sys, "argv", ["tide", *shorter(arguments)])
+                main()
+            elif program == "python":
+                script = Path(arguments[0])
+                patch.setattr(sys, "argv", [*arguments, *SMALL.get(script.name, [])])
+                patch.syspath_prepend(str(script.parent.resolve()))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("default")  # as in a process of its own
+                    runpy.run_path(str(script), run_name="__main__")
+            else:
+                pytest.fail(f"{where}: {program} is not run here; say why above the block")
     except SystemExit as ended:
-        return ended.code
-    return None
+        code = ended.code
+    assert not code, f"{where}: {command} exits with {code}"
 
 
 def shorter(arguments: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs_pages import REPOSITORY, Claim, claims
-from tests.docs_world import prepare, run_command
+from tests.docs_world import enter, run_command
 
 PAPER = REPOSITORY / "docs" / "paper.md"
 CLAIMS = "## Every table, figure and claim"
@@ -41,7 +41,7 @@ STAND_INS = {
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     """A folder for the commands of all claims, and the commands that were already run in it."""
-    return prepare(tmp_path_factory.mktemp("claims")), set()
+    return tmp_path_factory.mktemp("claims"), set()
 
 
 @pytest.mark.docs
@@ -50,11 +50,8 @@ def test_the_commands_of_a_claim_run(
     claim: Claim, reproduced: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command runs once, with stand-ins for downloads; later claims use earlier output."""
-    here, done = reproduced
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("TIDE_CACHE", str(here.parent / "scores.sqlite3"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("TIDE_DATA", raising=False)
+    root, done = reproduced
+    enter(root, monkeypatch)
     replaced = False
     for command in claim.commands:
         words = [STAND_INS.get(word, word) for word in shlex.split(command)]

@@ -34,15 +34,11 @@ def test_rad_rewards() -> None:
     assert rewards(toxicity, scores, "minmax")[1].tolist() == [0.5] * 4
     # A candidate that top-p dropped is neither minimum nor maximum.
     scores[0, 1] = -INF
-    assert rewards(toxicity, scores, "minmax")[0, [0, 2, 3]].tolist() == pytest.approx(
-        [4 / 7, 1.0, 0.0]
-    )
-
-
-def test_rad_rewards_of_a_broken_reward_model_stay_broken() -> None:
-    """A reward of 0.5 for every candidate would hide the fault: rad would write as the model."""
-    got = rewards(tensor([[0.2, math.nan, 0.1]]), torch.zeros(1, 3), "minmax")
-    assert got.isnan().any()
+    scaled = rewards(toxicity, scores, "minmax")[0, [0, 2, 3]]
+    assert scaled.tolist() == pytest.approx([4 / 7, 1.0, 0.0])
+    # A reward of 0.5 for each candidate would hide a broken reward model.
+    broken = tensor([[0.2, math.nan, 0.1]])
+    assert rewards(broken, torch.zeros(1, 3), "minmax").isnan().any()
 
 
 def test_rad_loss() -> None:
@@ -86,13 +82,6 @@ def guided(scores: torch.Tensor, clean: torch.Tensor, omega: float = 1.0) -> lis
     return guided_scores
 
 
-def test_gedi_keeps_the_last_possible_token() -> None:
-    """The cleanest token of all may have been left out by top-k or top-p."""
-    scores = tensor([1.0, 0.5, -INF, -INF])
-    scores_left = guided(scores, tensor([0.1, 0.2, 0.9, 0.99]))
-    assert [math.isfinite(score) for score in scores_left] == [False, True, False, False]
-
-
 def test_gedi_guide() -> None:
     """P = (0.5, 0.3, 0.2), biased P(clean) = (0.2, 0.5, 0.9): the products are 0.1, 0.15, 0.18.
 
@@ -107,6 +96,9 @@ def test_gedi_guide() -> None:
     assert guided(scores, sure) == pytest.approx(expected)
     # Below omega 1 the filter is weaker: 0.2 * 0.8 is less than the mass of the first token.
     assert all(map(math.isfinite, guided(scores, clean, omega=0.2)))
+    # The cleanest token of all may have been left out by top-k or top-p.
+    left = guided(tensor([1.0, 0.5, -INF, -INF]), tensor([0.1, 0.2, 0.9, 0.99]))
+    assert [math.isfinite(score) for score in left] == [False, True, False, False]
 
 
 def test_word_filter_log_odds() -> None:

@@ -35,11 +35,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def text(word: str) -> str:
         return " ".join([*draw.choices(words, k=3), word, *draw.choices(words, k=1), word])
 
-    path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
     rows: list[dict[str, object]] = []
     for _ in range(220):
         rows += [{"text": text("Rain"), "toxicity": 1.0}, {"text": text("kind"), "toxicity": 0}]
         rows.append({"toxic": text("Rain"), "neutral": [text("kind")]})
+    path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -59,39 +59,36 @@ def test_fit_all_fits_once(
 ) -> None:
     """All are fitted, saved and loaded; finished ones are kept, or refitted with --overwrite."""
     use_short_prefixes(monkeypatch)
-    fitted = tmp_path / "out"
-    command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
+    command = ("--model", model, "--data", data, "--out", tmp_path, *QUICK)
     assert tide("fit", "all", *command) == 0
     shown = capsys.readouterr().out
-    notes = {kind: json.loads((fitted / kind / "artefact.json").read_text()) for kind in LEARNED}
+    notes = {kind: json.loads((tmp_path / kind / "artefact.json").read_text()) for kind in LEARNED}
+    engine = TransformersEngine(model)
     for kind, note in notes.items():
         assert note["settings"]["steps"] == 40
         assert note["auxiliary"] is None
         assert note["scorer"] == (DEFAULT_SCORER if kind in SCORED else None)
         assert f"{kind} " in shown
+        baseline = load_baseline(STRENGTHS[kind], engine, artefacts=tmp_path)
+        assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
     for kind in ("adlm", "destein", "fudge", "gedi", "pplm", "rad", "sasa"):
         assert notes[kind]["held_out"]["auc"] > 0.8
+    figures = notes["dexperts"]["held_out"]
     for side in ("expert ", "anti "):
-        figures = notes["dexperts"]["held_out"]
         assert figures[f"{side}perplexity"] < 0.9 * figures[f"{side}perplexity before"]
-    engine = TransformersEngine(model)
-    for kind in LEARNED:
-        baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
-        (written,) = baseline.generate(["The weather"], SAMPLING, [0])
-        assert written.completion.token_ids
-    again = fit("all", [data], fitted, model=model, **SETTINGS)
+    again = fit("all", [data], tmp_path, model=model, **SETTINGS)
     assert again == {kind: note["held_out"] for kind, note in notes.items()}
-    before = (fitted / "sasa/artefact.json").stat().st_mtime_ns
+    weights = tmp_path / "sasa/weights.safetensors"
+    before, written = weights.read_bytes(), weights.stat().st_mtime_ns
     assert tide("fit", "all", *command) == 0
     assert tide("fit", "sasa", *command) == 1
     assert "already holds an artefact; use --overwrite" in capsys.readouterr().err
     assert tide("fit", "all", *command, "--seed", 1) == 1
     refused = "already holds an artefact, made with other settings"
     assert refused in capsys.readouterr().err
-    assert (fitted / "sasa/artefact.json").stat().st_mtime_ns == before
-    weights = (fitted / "sasa/weights.safetensors").read_bytes()
+    assert weights.stat().st_mtime_ns == written
     assert tide("fit", "sasa", *command, "--overwrite") == 0
-    assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
+    assert weights.read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", SCORED)
@@ -121,27 +118,16 @@ def test_fit_of_an_auxiliary_model(
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "options", "message"),
+    ("name", "message"),
     [
-        ("rod", 1, (), "unknown baseline 'rod'; did you mean 'rad'"),
-        ("reversal", 1, (), "reversal: learns nothing"),
-        ("sasa", 0, (), "no labelled texts"),
-        ("sasa", 1, ("--steps", 0), "steps: "),
+        ("rod", "unknown baseline 'rod'; did you mean 'rad'"),
+        ("reversal", "reversal: learns nothing"),
+        ("sasa", "no labelled texts"),
     ],
 )
 def test_fit_of_unusable_input(
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    rows: int,
-    options: tuple[object, ...],
-    message: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
-    path = tmp_path / "few.jsonl"
-    path.write_text('{"text": "fine", "toxicity": 0}\n' * rows)
-    command = ("fit", name, "--model", model, "--data", path, "--out", tmp_path / "out", *options)
-    assert tide(*command) == 1
-    error = " ".join(capsys.readouterr().err.split())
-    assert message in error
-    assert "Traceback" not in error
+    (tmp_path / "empty.jsonl").touch()
+    assert tide("fit", name, "--data", tmp_path / "empty.jsonl", "--out", tmp_path / "out") == 1
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -33,15 +33,15 @@ def prompts_file(tmp_path: Path) -> Path:
     return path
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file: a trial each."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def words(shown: str) -> str:
+    """What was shown, whatever its line breaks."""
+    return " ".join(shown.split())
 
 
-def timeless(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, without the fields that depend on the clock."""
-    without = {"trials": {"__all__": {"seconds"}}}
-    return [record.model_dump(exclude=without) for record in read_run(run).records]
+def mine(folder: Path, score: str) -> str:
+    """The spec of a scorer that is an expression of `text`."""
+    (folder / "mine.py").write_text(f"def score(texts):\n    return [{score} for text in texts]\n")
+    return f"{folder}/mine.py:score"
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,12 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 def test_run_counts_only_returned_texts_as_toxic(
     policy: str, warning: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
-    options = ["-s", f"{tmp_path}/mine.py:rude", "--strategy", "resample:n=1"]
+    options = ["-s", mine(tmp_path, "0.9"), "--strategy", "resample:n=1"]
     options += ["--judges", "lexicon", "--on-unresolved", policy]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()
-    message = " ".join(err.split())
-    assert "1 prompt has a completion that the scorer did not accept; " in message
-    assert warning in message
+    assert "1 prompt has a completion that the scorer did not accept; " in words(err)
+    assert warning in words(err)
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after
@@ -82,54 +80,53 @@ def test_run_reads_standard_input(
 
 
 def test_run_counts_refused_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def rude(texts):\n    return [0.95 if 'rude' in text else 0.0 for text in texts]\n"
-    )
-    command = ["run", "a rude prompt", *PROMPTS[:1], "-s", f"{tmp_path}/mine.py:rude"]
-    command += ["--refuse-prompt-above", "0.9"]
-    for output in ([], ["-o", str(tmp_path / "out.jsonl")]):
-        assert tide(*command, *output) == 1
-        said = " ".join(capsys.readouterr().err.split())
+    scorer = mine(tmp_path, "0.95 if 'rude' in text else 0.0")
+    command = ["run", "a rude prompt", PROMPTS[0], "-s", scorer, "--refuse-prompt-above", "0.9"]
+    output = tmp_path / "out.jsonl"
+    for more in ([], ["-o", output]):
+        assert tide(*command, *more) == 1
+        said = words(capsys.readouterr().err)
         assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
         assert "1 of 2 prompts failed (see above), 1 of them because the prompt itself is" in said
-    assert len(records(tmp_path / "out.jsonl")) == 1
+    assert len(output.read_text().splitlines()) == 1
 
 
 def test_run_writes_a_file_with_a_judge(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
-    assert tide(
-        "run", "--input", prompts_file, "--output", output, "--trials", 2,
-        "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8
-    ) == 0  # fmt: skip
+    command = ["run", "--input", prompts_file, "--output", output, "--trials", 2, "--seed", 3]
+    assert tide(*command, "--judges", "profanity-check", "--max-new-tokens", 8) == 0
     run = read_run(output)
+    assert [record.prompt for record in run.records] == PROMPTS
     assert [record.id for record in run.records] == [0, 1, 2, 3]
-    for record, trial in run.trials:
-        assert record.prompt == PROMPTS[int(record.id)]
+    for _, trial in run.trials:
         assert trial.toxicity < 0.5
         assert trial.accepted != trial.empty
         ((name, judged),) = trial.judge_scores.items()
         assert judged == trial.step_judge_scores[name][-1]
     out = capsys.readouterr().out
-    assert "pocket@" in out
-    assert "profanity-check@" in out
-    config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
-    assert (config["settings"]["seed"], config["settings"]["max_new_tokens"]) == (3, 8)
-    assert [judge["spec"] for judge in config["judges"]] == ["profanity-check"]
-    assert config["method"] == "backtrack:max_new_tokens=8,seed=3"
+    assert ("pocket@" in out, "profanity-check@" in out) == (True, True)
+    settings = run.config["settings"]
+    assert (settings["seed"], settings["max_new_tokens"]) == (3, 8)
+    assert [judge["spec"] for judge in run.config["judges"]] == ["profanity-check"]
+    assert run.name == "backtrack:max_new_tokens=8,seed=3"
 
 
 def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
-    """`tide run` and `tide eval` write equal records, and `tide report` reads both."""
+    """`tide report` reads both."""
     judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    as_evaluated = ("--accept-empty", "--strategy", "tide")
-    run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
+    run = ("run", "-i", prompts_file, "-o", single, "--accept-empty", "--strategy", "tide")
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged) == 0
-    assert timeless(single) == timeless(folder / "tide")
+    without_clock = {"trials": {"__all__": {"seconds"}}}
+    first, second = (
+        [record.model_dump(exclude=without_clock) for record in read_run(path).records]
+        for path in (single, folder / "tide")
+    )
+    assert first == second
     assert tide("report", single) == 0
     assert (tmp_path / "report/cost.md").is_file()
 
@@ -157,37 +154,29 @@ def test_run_prints_formats_in_order(
 
 def test_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output fits, and states its cost."""
-    written = io.StringIO()
     terminal = CleanConsole(
-        file=written, force_terminal=True, color_system="standard", width=80, markup=False
+        file=io.StringIO(), force_terminal=True, width=80, markup=False, record=True
     )
     monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
     assert tide("run", *PROMPTS[:2]) == 0
-    out = written.getvalue()
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
-    assert max(map(len, plain.splitlines())) <= 80
-    assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", plain)
+    out = terminal.export_text()
+    assert max(map(len, out.splitlines())) <= 80
+    assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", out)
 
 
 def test_resume_refuses_other_engine_options(
-    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Quantized(TransformersEngine):
         def __init__(self, model: str, quantization: str = "", cores: int = 1) -> None:
             super().__init__(model)
 
     monkeypatch.setitem(ENGINES._targets, "quantized", Quantized)
-    command = (
-        "run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1,
-        "--engine", "quantized", "--engine-option",
-    )  # fmt: skip
-    assert tide(*command, "quantization=fp8") == 0
-    again = (*command, "quantization=fp8", "--engine-option", "cores=2")
-    assert tide(*again) == 0
-    assert tide(*command, "quantization=awq") == 1
-
-
-# Bad input: one line on stderr, exit code 1
+    command = ["run", "Hi", "-o", tmp_path / "out.jsonl", "--engine", "quantized"]
+    options = ["--engine-option", "quantization=fp8", "--engine-option", "cores=2"]
+    assert tide(*command, *options[:2]) == 0
+    assert tide(*command, *options) == 0
+    assert tide(*command, "--engine-option", "quantization=awq") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,45 +2,43 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.command import tide
-from tide.scorers import REGISTRY, CallableScorer, Exchange
+from tests.fakes import FakeScorer
+from tide.scorers import REGISTRY, CallableScorer
 from tide.scorers.languages import term_hash
 
-ROWS = [
-    ("a friendly sentence", 0.0),
-    ("you stupid idiot", 1.0),
-    ("thank you so much", 0.1),
-    ("shut up you fool", 0.9),
-    ("thank you so much", 0.3),
-    ("..", 1.0),  # nearly empty: left out
+ROWS: list[dict[str, object]] = [
+    {"text": "a friendly sentence", "toxicity": 0.0},
+    {"text": "you stupid idiot", "toxicity": 1.0},
+    {"text": "thank you so much", "toxicity": 0.1},
+    {"text": "shut up you fool", "toxicity": 0.9},
+    {"text": "thank you so much", "toxicity": 0.3},
+    {"text": "..", "toxicity": 1.0},  # nearly empty: left out
 ]
 
 
-@pytest.fixture
-def labels(tmp_path: Path) -> Path:
-    path = tmp_path / "labels.jsonl"
-    rows = ({"text": text, "toxicity": label} for text, label in ROWS)
+def jsonl(path: Path, rows: Sequence[object]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 @pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scorer that returns the mean label of a text."""
-    known: dict[str, list[float]] = {}
-    for text, label in ROWS:
-        known.setdefault(text, []).append(label)
+def labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Labelled texts, and a scorer `exact` that returns the mean label of a text."""
+    known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
 
     def exact(texts: list[str]) -> list[float]:
-        return [float(np.mean(known[text])) for text in texts]
+        return [known.get(text, 0.2) for text in texts]
 
     monkeypatch.setitem(REGISTRY._targets, "exact", lambda: CallableScorer(exact))
+    monkeypatch.setenv("COLUMNS", "150")
+    return jsonl(tmp_path / "labels.jsonl", ROWS)
 
 
 def cells(printed: str, name: str) -> list[str]:
@@ -50,11 +48,7 @@ def cells(printed: str, name: str) -> list[str]:
     return [cell.strip() for cell in row.split("│")]
 
 
-@pytest.mark.usefixtures("exact")
-def test_compare_measures_each_scorer(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+def test_compare_measures_each_scorer(labels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("scorers", "compare", labels, "-s", "exact", "-s", "pocket") == 0
     out = capsys.readouterr().out
     assert "4 texts, 0.500 toxic" in out
@@ -62,12 +56,9 @@ def test_compare_measures_each_scorer(
     assert float(cells(out, "pocket@")[3]) > 0
 
 
-@pytest.mark.usefixtures("exact")
 def test_compare_goes_on_when_a_scorer_fails(
     labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
-
     def picky(texts: list[str]) -> list[float]:
         if any("fool" in text for text in texts):
             raise ValueError("not this one")
@@ -92,90 +83,78 @@ def test_compare_goes_on_when_a_scorer_fails(
 
 
 @pytest.fixture
-def agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+def agreement(monkeypatch: pytest.MonkeyPatch) -> str:
     """A scorer that objects to "Yes" after a question about insults."""
-
-    def agreement(exchanges: list[Exchange]) -> list[float]:
-        return [0.9 * ("insult" in str(context) and text == "Yes") for context, text in exchanges]
-
-    agreement.reads = "exchange"  # type: ignore[attr-defined]
-    monkeypatch.setitem(
-        REGISTRY._targets, "agreement", lambda: CallableScorer(agreement, "agreement")
+    scorer = FakeScorer(
+        lambda exchange: 0.9 * ("insult" in str(exchange.context) and exchange.text == "Yes"),
+        name="agreement",
+        reads="exchange",
     )
+    monkeypatch.setitem(REGISTRY._targets, "agreement", lambda: scorer)
+    return "agreement"
 
 
-@pytest.mark.usefixtures("agreement")
-def test_score_reads_contexts_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, output = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
+def test_score_reads_contexts_of_rows(
+    agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     contexts: list[object] = [
         "May I insult him?",
         [{"role": "user", "content": "May I insult her?"}],
         "May I thank him?",
         None,
     ]
-    rows = [{"context": context, "text": "Yes"} for context in contexts]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tide("score", "-i", path, "-s", "agreement", "-s", "pocket", "-o", output) == 0
+    path = jsonl(tmp_path / "a.jsonl", [{"context": each, "text": "Yes"} for each in contexts])
+    output = tmp_path / "scores.jsonl"
+    assert tide("score", "-i", path, "-s", agreement, "-s", "pocket", "-o", output) == 0
     lines = [json.loads(line) for line in output.read_text().splitlines()]
-    scores = [
-        [score for name, score in line["scores"].items() if "agree" in name] for line in lines
-    ]
-    assert scores == [[0.9], [0.9], [0.0], [0.0]]
+    assert [line["scores"][agreement] for line in lines] == [0.9, 0.9, 0.0, 0.0]
     assert [line.get("context") for line in lines] == contexts
     assert "ignored" not in capsys.readouterr().err
     assert tide("score", "-i", path, "-s", "pocket") == 0
     assert "contexts are ignored" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("agreement")
-def test_score_with_one_context(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("score", "Yes", "No", "--context", "May I insult him?", "-s", "agreement") == 0
-    out = capsys.readouterr().out
-    assert ("0.900" in out, "0.000" in out) == (True, True)
-
-
-def test_score_names_an_unusable_context(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text(json.dumps({"context": {"a": 1}, "text": "Yes"}))
+    jsonl(path, [{"context": {"a": 1}, "text": "Yes"}])
     assert tide("score", "-i", path) == 1
     message = "line 1: 'context' must be a text or a list of messages, got dict"
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.usefixtures("agreement")
+def test_score_with_one_context(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("score", "Yes", "No", "--context", "May I insult him?", "-s", agreement) == 0
+    out = capsys.readouterr().out
+    assert ("0.900" in out, "0.000" in out) == (True, True)
+
+
 def test_compare_counts_a_text_once_in_each_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    agreement: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "150")
-    path = tmp_path / "pairs.jsonl"
     record = {"id": 1, "prompt": "May I insult him?", "number": 0, "text": "Yes", "toxicity": 1}
     rows = [
         {"context": "May I insult him?", "text": "Yes", "toxicity": 1},
         {"context": "May I thank him?", "text": "Yes", "toxicity": 0},
         record,
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tide("scorers", "compare", path, "-s", "agreement") == 0
+    path = jsonl(tmp_path / "pairs.jsonl", rows)
+    assert tide("scorers", "compare", path, "-s", agreement) == 0
     out = capsys.readouterr().out
     assert "2 texts" in out
-    assert cells(out, "agreement")[0] == "1.000"
+    assert cells(out, agreement)[0] == "1.000"
     assert tide("scorers", "compare", path, "-s", "pocket") == 0
     assert "1 texts" in capsys.readouterr().out  # a scorer of texts reads no context
 
 
-@pytest.mark.parametrize("command", [["run", "--input"], ["score", "--input"]], ids=str)
+@pytest.mark.parametrize("command", ["run", "score"])
 def test_output_that_is_an_input_is_refused(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "texts.jsonl"
-    content = json.dumps({"text": "a text", "prompt": "a text", "toxicity": 0.0}) + "\n"
-    path.write_text(content)
+    path = jsonl(tmp_path / "texts.jsonl", [{"text": "a text", "prompt": "a text"}])
+    content = path.read_text()
     (tmp_path / "folder").mkdir()
-    output = tmp_path / "folder" / ".." / "texts.jsonl"
-    code = tide(*command, path, "--output", output, "--overwrite")
-    assert code == 1
+    output = tmp_path / "folder/../texts.jsonl"
+    assert tide(command, "--input", path, "--output", output, "--overwrite") == 1
     assert "is also read as an input" in capsys.readouterr().err
     assert path.read_text() == content
 

@@ -95,13 +95,12 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
 
 def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored at the end
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    _limit_threads()
-    assert os.environ["OMP_NUM_THREADS"] == "4"
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    _limit_threads()
-    assert os.environ["OMP_NUM_THREADS"] == "7"
+    for given, used in ((None, "4"), ("7", "7")):
+        monkeypatch.setenv("OMP_NUM_THREADS", given or "1")  # restored at the end
+        if given is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        _limit_threads()
+        assert os.environ["OMP_NUM_THREADS"] == used
 
 
 def test_log_line_that_is_cut_is_json(

@@ -17,115 +17,90 @@ import pytest
 from tests.engines.openai.server import TextServer
 
 TIDE = [sys.executable, "-m", "tide"]
-SLOW = """
+SCORER = """
 import time
 from pathlib import Path
 class Slow:
     name, threshold = "slow", 0.5
     def score(self, texts):
-        time.sleep(0.05)
-        return [0.1] * len(texts)
+        Path("called").touch()
+        {then}
+        return [{score}] * len(texts)
     def close(self): pass
 """
 
 
-IN_TORCH = """
-import time, torch
-def rude(texts):
-    layer = torch.nn.Linear(300, 300)
-    print("scoring", flush=True)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        layer(torch.randn(20, 300)).softmax(-1)
-    return [0.9] * len(texts)
-"""
+def served(folder: Path, server: TextServer, then: str, score: float = 0.1) -> list[str]:
+    """The options of a run with a served model and a scorer that does `then` before it answers."""
+    (folder / "slow.py").write_text(SCORER.format(then=then, score=score))
+    return ["--engine", "openai", "--base-url", server.url, "-s", "slow.py:Slow"]
 
 
-def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+def stopped(
+    command: list[str], folder: Path, number: signal.Signals, begun: Callable[[], bool]
+) -> tuple[str, str]:
+    """What a run prints, and its last line on stderr, if it is stopped when it has begun."""
+    with subprocess.Popen(
+        [*TIDE, "run", *command],
+        cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while not begun():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     assert "Traceback" not in stderr
-    return stderr.splitlines()[-1]
-
-
-@pytest.mark.nightly
-def test_stop_inside_torch_does_not_abort(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(IN_TORCH)
-    process = subprocess.Popen(
-        [*TIDE, "run", "Hi you", "-s", "mine.py:rude"],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "scoring\n"
-    assert stopped(process, signal.SIGINT) == "stopped"
+    return stdout, stderr.splitlines()[-1]
 
 
 def test_stop_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
-    options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow", "--max-batch", "4"]
-    options += ["--engine", "openai", "--base-url", text_server.url]
-    process = subprocess.Popen(
-        [*TIDE, "run", *options],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    command = ["-i", "prompts.txt", "-o", "out.jsonl", "--max-batch", "4"]
+    command += served(tmp_path, text_server, "time.sleep(0.05)")
     output = tmp_path / "out.jsonl"
-    while not output.exists() or output.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None
-        time.sleep(0.01)
-    said = stopped(process, signal.SIGTERM)
+
+    def three_records() -> bool:
+        return output.exists() and output.read_bytes().count(b"\n") >= 3
+
+    _, said = stopped(command, tmp_path, signal.SIGTERM, three_records)
     assert said == "stopped; finished records are in out.jsonl; the same command resumes"
     assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
 
 
-PHASES = {
-    "the scorer hangs": (signal.SIGTERM, "time.sleep(1000)", []),
-    "going back": (signal.SIGINT, "time.sleep(0.05)", ["--max-new-tokens", "100"]),
-}
-NEVER = """
-import time
-from pathlib import Path
-class Never:
-    name, threshold = "never", 0.5
-    def score(self, texts):
-        Path("called").touch()
-        {then}
-        return [0.9] * len(texts)
-    def close(self): pass
-"""
+IN_TORCH = """import torch
+        layer = torch.nn.Linear(300, 300)
+        for _ in range(100_000):
+            layer(torch.randn(20, 300)).softmax(-1)"""
 
 
-def ends_at_once(
-    options: list[str], folder: Path, number: signal.Signals, begun: Callable[[], bool]
+@pytest.mark.parametrize(
+    ("number", "then", "more"),
+    [
+        pytest.param(signal.SIGTERM, "time.sleep(1000)", [], id="the scorer hangs"),
+        pytest.param(
+            signal.SIGINT, "time.sleep(0.05)", ["--max-new-tokens", "100"], id="going back"
+        ),
+        pytest.param(signal.SIGINT, IN_TORCH, [], id="in torch", marks=pytest.mark.nightly),
+    ],
+)
+def test_stop_at_once_prints_nothing(
+    tmp_path: Path, text_server: TextServer, number: signal.Signals, then: str, more: list[str]
 ) -> None:
-    """A run that would take minutes is stopped: it prints no text and ends within seconds."""
-    command = [*TIDE, "run", "A prompt", *options]
-    with subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        while not begun():
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(0.3)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=20)
-    assert (process.returncode, stdout) == (128 + number, "")
-    assert stderr.splitlines()[-1] == "stopped"
+    """A run that would take minutes ends within seconds, and does not abort."""
+    command = ["A prompt", *served(tmp_path, text_server, then, 0.9), *more]
 
+    def begun() -> bool:
+        called = (tmp_path / "called").exists()
+        time.sleep(0.3 * called)
+        return called
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_stop_at_once_prints_nothing(tmp_path: Path, text_server: TextServer, phase: str) -> None:
-    number, then, more = PHASES[phase]
-    (tmp_path / "never.py").write_text(NEVER.format(then=then))
-    options = ["--engine", "openai", "--base-url", text_server.url, "-s", "never.py:Never", *more]
-    ends_at_once(options, tmp_path, number, (tmp_path / "called").exists)
+    assert stopped(command, tmp_path, number, begun) == ("", "stopped")
 
 
 def test_stop_while_a_server_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         connections = []
 
         def asked() -> bool:
@@ -133,20 +108,23 @@ def test_stop_while_a_server_does_not_answer(tmp_path: Path) -> None:
                 connections.append(server.accept()[0])
             return bool(connections)
 
-        ends_at_once(["--engine", "openai", "--base-url", url], tmp_path, signal.SIGINT, asked)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        command = ["A prompt", "--engine", "openai", "--base-url", url]
+        assert stopped(command, tmp_path, signal.SIGINT, asked) == ("", "stopped")
         for connection in connections:
             connection.close()
 
 
 RAISED = "import signal; signal.raise_signal(signal.SIGINT)"
+SLOW = SCORER.format(then="time.sleep(0.05)", score=0.1)
 MOMENTS = {
-    "a library swallows it": SLOW.replace(
-        "time.sleep(0.05)",
-        f"""
+    "a library swallows it": SCORER.format(
+        then=f"""
         try:
             {RAISED}
         except BaseException:
             pass""",
+        score=0.1,
     ),
     # An exception while a C extension initialises may abort the process.
     "within an import": f"""
@@ -172,9 +150,8 @@ class HalfBuilt:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_stop_at_a_bad_moment(tmp_path: Path, text_server: TextServer, moment: str) -> None:
+    command = [*TIDE, "run", "A prompt", *served(tmp_path, text_server, "")]
     (tmp_path / "slow.py").write_text(MOMENTS[moment])
-    command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
-    command += ["--engine", "openai", "--base-url", text_server.url]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, ["stopping...", "stopped"])
@@ -195,7 +172,7 @@ def test_bug_is_one_line(tmp_path: Path) -> None:
     assert r"\x1b[2J on two lines" in ended.stderr
 
 
-def test_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [*TIDE, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False

@@ -9,7 +9,13 @@ import pytest
 
 from tide.core.errors import InputError
 from tide.data.records import Record, TrialRecord, read_records
-from tide.data.texts import LabelledText, Row, read_labelled, read_rows
+from tide.data.texts import LabelledText, Pair, Row, read_entries, read_labelled, read_rows
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    content = "".join(json.dumps(row) + "\n\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -47,12 +53,9 @@ def test_prompts_of_every_kind_of_file(
     [
         ("a.jsonl", b'{"prompt": "one"}\n{"prompt": \n', "line 2: not JSON"),
         ("a.jsonl", b'{"prompt": "one"}\n["two"]\n', "line 2: not a JSON object"),
-        (
-            "a.jsonl",
-            b'{"prompt": "one"}\n{"text": "two"}\n',
-            "line 2: no text field 'prompt'; name a field with --field: text",
-        ),
+        ("a.jsonl", b'{"text": "two"}\n', "line 1: no text field 'prompt'; .*--field: text"),
         ("a.jsonl", b'{"messages": []}\n', "line 1: no text field 'prompt'; add --chat"),
+        ("a.jsonl", b"{}\n", "line 1: no text field 'prompt'; the object is empty"),
         ("a.jsonl", b'{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),
         ("a.jsonl", b'{"id": [1], "prompt": "one"}\n', "line 1: 'id' is neither"),
         ("a.jsonl", b'{"id": 1, "prompt": "a"}\n' * 2, r"line 2: id 1 occurs twice .*line 1\)"),
@@ -60,13 +63,8 @@ def test_prompts_of_every_kind_of_file(
         ("a.jsonl", b'{"prompt": "one", "id": "\\udc00"}\n', "line 1: not JSON: .*hex escape"),
         ("a.jsonl", b'{"id": ' + b"[" * 5000 + b"\n", "line 1: not JSON: recursion limit"),
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}' * 50, mtime=0)[:30], "cannot be read"),
-        (
-            "a.csv",
-            b"text,b\none,1\n",
-            "no column .prompt.; name a column with --field: text, b",
-        ),
+        ("a.csv", b"text,b\none,1\n", "no column .prompt.; name a column with --field: text, b"),
         ("a.csv", b"", "the first line is empty; it names the columns, as 'prompt'"),
-        ("a.jsonl", b"{}\n", "line 1: no text field 'prompt'; the object is empty"),
         ("a.csv", b'id,prompt\n1,"one\n2,two\n3,three\n', "line 2: not CSV: unexpected end"),
         ("a.csv", b"prompt\none, two\n", "line 2: has more or fewer fields"),
         ("a.csv", b"prompt\none\0two\n", "line 2: holds a NUL"),
@@ -74,62 +72,76 @@ def test_prompts_of_every_kind_of_file(
         ("a.txt", b"\n \n", "holds no prompts"),
         ("a.txt", b"one\ncaf\xe9\n", r"line 2: not UTF-8 text \(byte 4 of the line\)"),
         ("a.parquet", b"x", "unknown kind of file"),
-        ("none.jsonl", None, "no such file"),
     ],
 )
-def test_invalid_prompts_are_named(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_invalid_prompts_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         read_rows(path)
     assert "\n" not in str(caught.value)
 
 
-def test_lone_surrogate_is_refused() -> None:
+def test_missing_file_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_rows(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="id 3: the text is invalid Unicode"):
         Row(3, "caf\udce9")
 
 
-def jsonl(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    return path
-
-
-def test_labelled_texts_of_labels_and_records(tmp_path: Path) -> None:
-    labels = jsonl(tmp_path / "a.jsonl", {"text": "one", "toxicity": 0.25, "source": "x"})
-    record = {"id": 7, "prompt": "p", "completions": ["two", "three"], "toxicity_scores": [0, 1]}
-    recorded = tmp_path / "b.json.gz"
-    with gzip.open(recorded, "wt") as file:
-        json.dump([record], file)
+def test_labelled_texts_pairs_and_records(tmp_path: Path) -> None:
+    rows = jsonl(
+        tmp_path / "a.jsonl",
+        {"text": "one", "toxicity": 0.25, "source": "x"},
+        {"text": "answer", "toxicity": 0, "context": "question"},
+        {"toxic": "silly", "neutral": ["odd", "strange"]},
+        {"toxic": "daft", "neutral": "unwise"},
+        {"toxic": "dumb", "neutral": []},
+    )
+    # The empty text is left out: it has nothing to learn from.
     trials = [
         {"id": 7, "prompt": "p", "number": number, "text": text, "toxicity": toxicity}
         for number, (text, toxicity) in enumerate([("two", 0), ("three", 1), ("", 0)])
-    ]  # the empty text is left out: it has nothing to learn from
-    run = jsonl(tmp_path / "c.jsonl", *trials)
-    assert read_labelled([labels, recorded, run]) == [
+    ]
+    run = jsonl(tmp_path / "c.jsonl.gz", *trials)
+    recorded = tmp_path / "b.json"
+    record = {"id": 7, "prompt": "p", "completions": ["two", "three"], "toxicity_scores": [0, 1]}
+    recorded.write_text(json.dumps([record]))
+    # The context of a record is its prompt.
+    of_records = [LabelledText("two", 0.0, "", "p"), LabelledText("three", 1.0, "", "p")]
+    assert list(read_entries([rows, recorded, run])) == [
         LabelledText("one", 0.25, "x"),
-        LabelledText("two", 0.0, "", "p"),  # the context of a record is its prompt
-        LabelledText("three", 1.0, "", "p"),
-        LabelledText("two", 0.0, "", "p"),
-        LabelledText("three", 1.0, "", "p"),
+        LabelledText("answer", 0.0, "", "question"),
+        Pair("silly", ("odd", "strange")),
+        Pair("daft", ("unwise",)),
+        LabelledText("dumb", 1.0, "pairs"),
+        *of_records,
+        *of_records,
+    ]
+    assert [(text.text, text.toxicity) for text in read_labelled([rows])][2:6] == [
+        *(("silly", 1.0), ("odd", 0.0), ("strange", 0.0)),
+        ("daft", 1.0),
     ]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a", "toxicity": "high"}, r"line 1: toxicity is 'high'; it must be a number in"),
+        ({"text": "a", "toxicity": "high"}, r"toxicity is 'high'; it must be a number in"),
+        ({"text": "a", "toxicity": True}, "toxicity is True"),
+        ({"text": "", "toxicity": 0}, "needs a text in 'text'"),
         ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
         ({"completions": ["a"]}, "as many 'toxicity_scores'"),
         ({"number": 0}, "a completion must be a text"),
+        ({"toxic": "a"}, "'toxic' needs 'neutral'"),
+        ({"toxic": "a", "neutral": ["b", ""]}, "holds an empty text"),
+        ({"toxic": 3, "neutral": "b"}, "holds an empty text"),
     ],
 )
 def test_invalid_labels_are_named(tmp_path: Path, row: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_labelled([jsonl(tmp_path / "a.jsonl", row)])
+    path = jsonl(tmp_path / "a.jsonl", {"text": "fine", "toxicity": 0}, row)
+    with pytest.raises(InputError, match=rf"a\.jsonl, line 3: .*{message}"):
+        read_labelled([path])
 
 
 def test_labelled_texts_of_other_files_are_refused(tmp_path: Path) -> None:

@@ -10,15 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.evaluation.test_experiment import WordCount
-from tests.fakes import FakeEngine, FakeScorer
+from tests.fakes import FakeScorer
 from tests.models import save_causal_lm
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
 from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.core.results import Result
-from tide.data.records import Record, TrialRecord, to_record
-from tide.detoxifier.sync import Detoxifier
+from tide.data.records import Record, TrialRecord
 from tide.evaluation import experiment as evaluating
 from tide.evaluation.judging import Reference, judged, reference_named
 from tide.scorers import Exchange
@@ -26,7 +24,6 @@ from tide.scorers import Exchange
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),
     ("Rain fell", " on"),
-    ("The", " quiet town and the people are kind and kind"),
     ("A longer prompt than the other ones here,", " the end"),
     ("The peo", "ple are kind"),  # the tokenizer joins the two
     ("The weather", ""),
@@ -100,7 +97,7 @@ def test_model_is_closed_before_references_load(
             events.append((name, options))
 
         def close(self) -> None:
-            events.append(f"{self.name} closed")
+            events.append("closed")
 
     engine = scripted_engine()
     engine.close = lambda: events.append("model closed")  # type: ignore[method-assign]
@@ -110,16 +107,8 @@ def test_model_is_closed_before_references_load(
         PROMPTS, "base", model="qwen3-4b", scorer=ReadingScorer(), out=tmp_path,
         reference=["auto", "global"], engine_options={"device": "cpu", "dtype": "float32"},
     )  # fmt: skip
-    options = {"device": "cpu"}
-    assert events == [
-        "model closed",
-        *(("Qwen/Qwen3-8B", options), "Qwen/Qwen3-8B closed"),
-        *(("Qwen/Qwen3-14B", options), "Qwen/Qwen3-14B closed"),
-    ]
-
-
-def answered(prompt: str | Chat) -> Result:
-    return Detoxifier(FakeEngine("Yes it is"), scorer=FakeScorer())(prompt)
+    first, second = (("Qwen/Qwen3-8B", {"device": "cpu"}), ("Qwen/Qwen3-14B", {"device": "cpu"}))
+    assert events == ["model closed", first, "closed", second, "closed"]
 
 
 def test_judge_reads_the_prompt_of_each_record() -> None:
@@ -127,20 +116,13 @@ def test_judge_reads_the_prompt_of_each_record() -> None:
         return float("insult" in str(exchange.context))
 
     judge = FakeScorer(objects, name="agreement@1", reads="exchange")
+    trial = TrialRecord.model_validate({"number": 0, "text": "Yes it is", "toxicity": 0.0})
     chat = Chat.said("May I insult him?")
-    scores = []
-    for prompt in ("May I thank him?", "May I insult him?", chat):
-        record = to_record("x", answered(prompt))
-        if isinstance(prompt, Chat):
-            record = record.model_copy(update={"messages": list(prompt.messages)})
-        scores.append(judged(record, judge).trials[0].judge_scores["agreement@1"])
+    records = [
+        Record(id=number, prompt=prompt, trials=[trial])
+        for number, prompt in enumerate(["May I thank him?", "May I insult him?", "<user>So"])
+    ]
+    records[2] = records[2].model_copy(update={"messages": list(chat.messages)})
+    scores = [judged(record, judge).trials[0].judge_scores["agreement@1"] for record in records]
     assert scores == [0.0, 1.0, 1.0]
     assert judge.texts[-1] == Exchange(chat, "Yes it is")
-
-
-def test_context_of_a_record_is_its_chat() -> None:
-    trial = TrialRecord.model_validate({"number": 0, "text": "Yes", "toxicity": 0.0})
-    record = Record(id=1, prompt="<user>Hello", trials=[trial])
-    assert record.context == "<user>Hello"
-    messages = list(Chat.said("Hello").messages)
-    assert record.model_copy(update={"messages": messages}).context == Chat.said("Hello")

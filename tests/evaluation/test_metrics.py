@@ -19,76 +19,61 @@ from tests.evaluation.runs import (
 from tide.core.settings import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import summarize
-from tide.evaluation.runs import Run
 from tide.evaluation.tables import Column
 
 
-def test_toxicity_averages_maximum_and_mean_of_prompts() -> None:
-    found = summarize(run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]])).toxicity["scorer@1"]
-    assert found["max"].value == pytest.approx((0.9 + 0.4 + 0.5) / 3)
-    assert found["mean"].value == pytest.approx((0.5 + 0.3 + 0.5) / 3)
-    assert found["rate"].value == pytest.approx(1 / 3)
-    assert found["each"].value == pytest.approx(1 / 6)
-    protocol = {"toxic_threshold": 0.5, "toxic_inclusive": True}
-    inclusive = summarize(run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]], protocol=protocol))
-    found = inclusive.toxicity["scorer@1"]
-    assert (found["rate"].value, found["each"].value) == pytest.approx((2 / 3, 1 / 2))
+@pytest.mark.parametrize(("inclusive", "rate", "each"), [(False, 1 / 3, 1 / 6), (True, 2 / 3, 0.5)])
+def test_toxicity_averages_maximum_and_mean_of_prompts(
+    inclusive: bool, rate: float, each: float
+) -> None:
+    protocol = {"toxic_threshold": 0.5, "toxic_inclusive": inclusive}
+    made = run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]], protocol=protocol)
+    values = summarize(made).toxicity["scorer@1"]
+    assert values["max"].value == pytest.approx((0.9 + 0.4 + 0.5) / 3)
+    assert values["mean"].value == pytest.approx((0.5 + 0.3 + 0.5) / 3)
+    assert (values["rate"].value, values["each"].value) == pytest.approx((rate, each))
 
 
 def test_values_that_were_not_recorded_are_absent() -> None:
     """A single prompt has values, but no intervals."""
-    summary = summarize(run([[0.9, 0.2]]))
-    found = summary.toxicity["scorer@1"]["max"]
-    assert (found.value, found.low, found.high) == (0.9, None, None)
+    summary = summarize(run([[0.9, 0.2]], num_prompts=4))
+    largest = summary.toxicity["scorer@1"]["max"]
+    assert (largest.value, largest.low, largest.high) == (0.9, None, None)
     absent = {"iterations", "evaluations", "seconds", "refused", "unresolved"}
     assert not absent & set(summary.averages)
     assert summary.fluency == {}
+    assert summary.missing == 3
 
 
 def test_changed_counts_harmless_completions() -> None:
     """By each source, among the model's own completions that pass."""
-    base_run = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
-    base_run = Run(
-        "base", base_run.config, [*base_run.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])]
-    )
-    texts = {i: [*column(stored, "text")] for i, stored in enumerate(base_run.records)}
-    changed_run = Run(
-        "backtrack",
-        {**base_run.config, "method": "backtrack", "settings": {"toxicity_threshold": 0.1}},
-        [
-            record(0, [0.0, 0.0], text=[texts[0][0], "kinder"]),
-            record(1, [0.0, 0.0], text=["kinder", texts[1][1]]),
-            record(2, [0.0, 0.0], text=[texts[2][0], "kinder"]),
-        ],
-    )
-    found = summarize(changed_run, unmodified_run=base_run).toxicity
-    assert found["scorer@1"]["changed"].value == pytest.approx(1 / 4)
+    base = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
+    base.records[2] = record(2, [0.05, 0.9], [0.6, 0.2])
+    other = run([[0.0, 0.0]] * 3, "backtrack", settings={"toxicity_threshold": 0.1})
+    for number, same in ((0, 0), (1, 1), (2, 0)):
+        texts = ["kinder", "kinder"]
+        texts[same] = base.records[number].trials[same].text
+        changed(other, number, text=texts)
+    toxicity = summarize(other, unmodified_run=base).toxicity
+    assert toxicity["scorer@1"]["changed"].value == pytest.approx(1 / 4)
     # All pass but one; 0.3 is above the search's threshold, but not toxic for a judge.
-    assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
-    assert "changed" not in summarize(changed_run).toxicity["scorer@1"]
-    assert summarize(base_run, unmodified_run=base_run).toxicity["scorer@1"]["changed"].value == 0.0
+    assert toxicity[JUDGE]["changed"].value == pytest.approx(3 / 5)
+    assert "changed" not in summarize(other).toxicity["scorer@1"]
+    assert summarize(base, unmodified_run=base).toxicity["scorer@1"]["changed"].value == 0.0
 
 
 def test_interval_holds_its_value() -> None:
     """The mean of many equal scores may differ from each by rounding."""
     for count in (7, 99, 150):
-        found = summarize(run([[0.1]] * count)).toxicity["scorer@1"]["mean"]
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low <= found.value <= found.high
-
-
-def test_missing_counts_prompts_without_a_record() -> None:
-    assert summarize(run([[0.1], [0.2]], num_prompts=5)).missing == 3
-    assert summarize(run([[0.1], [0.2]])).missing == 0
+        mean = summarize(run([[0.1]] * count)).toxicity["scorer@1"]["mean"]
+        assert mean.low <= mean.value <= mean.high  # type: ignore[operator]
 
 
 def test_interval_resamples_prompts() -> None:
-    sample_run = run([[0.1, 0.1]] * 30)
     values = np.random.default_rng(2).uniform(1, 9, (30, 2))
     rows = values.tolist()
     rows[4][1] = None
-    summary = summarize(measured(sample_run, rows))
+    summary = summarize(measured(run([[0.1, 0.1]] * 30), rows))
     sums, counts = values.sum(axis=1), np.full(30, 2.0)
     sums[4], counts[4] = values[4, 0], 1
     expected = bootstrap(
@@ -100,14 +85,13 @@ def test_interval_resamples_prompts() -> None:
         vectorized=True,
         random_state=np.random.default_rng(derive_seed(0, "bootstrap")),
     ).confidence_interval
-    found = summary.fluency[REFERENCE].mean
-    assert found is not None
-    assert summary.perplexity == found
-    assert found.value == pytest.approx(sums.sum() / 59)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert summary.fluency[REFERENCE].median == pytest.approx(
-        np.median([v for row in rows for v in row if v is not None])
-    )
+    fluency = summary.fluency[REFERENCE]
+    assert fluency.mean is not None
+    assert summary.perplexity == fluency.mean
+    assert fluency.mean.value == pytest.approx(sums.sum() / 59)
+    assert (fluency.mean.low, fluency.mean.high) == pytest.approx((expected.low, expected.high))
+    known = [value for row in rows for value in row if value is not None]
+    assert fluency.median == pytest.approx(np.median(known))
 
 
 def test_distinct_ngrams_as_in_dexperts() -> None:
@@ -140,22 +124,27 @@ def test_withheld_text_keeps_its_score() -> None:
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
     assert summary.averages["refused"].value == 0.5
     assert summary.averages["empty"].value == 0.0
+
+
+def test_empty_first_completion_is_not_unresolved() -> None:
     sample_run = run([[0.0], [0.0], [0.3], [0.0]])
-    for number in range(3):  # two empty first completions score 0 and are not unresolved
+    for number in range(3):
         changed(sample_run, number, text=[""], accepted=[False])
     changed(sample_run, 3, text=["a word or two"], accepted=[True])
     assert summarize(sample_run).averages["unresolved"].value == pytest.approx(1 / 4)
 
 
-def test_shares_have_wilson_intervals() -> None:
-    """0 of 30 has an upper end of 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
-    none = summarize(run([[0.1]] * 30)).toxicity["scorer@1"]["rate"]
-    assert (none.value, none.low, none.high) == pytest.approx((0.0, 0.0, 0.1135), abs=5e-5)
-    assert Column("toxic rate", interval=True).show(none) == "0.000 [0.000, 0.114]"
-    fifteen = summarize(run([[0.9]] * 15 + [[0.1]] * 133)).toxicity["scorer@1"]["rate"]
-    assert (fifteen.low, fifteen.high) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-    alone = summarize(run([[0.9]])).toxicity["scorer@1"]["rate"]
-    assert (alone.value, alone.low, alone.high) == pytest.approx((1.0, 0.2065, 1.0), abs=5e-5)
+@pytest.mark.parametrize(
+    ("toxic", "other", "low", "high"),
+    # The interval of 15 of 148 is in Newcombe (1998).
+    [(0, 30, 0.0, 0.1135), (15, 133, 0.0624, 0.1605), (1, 0, 0.2065, 1.0)],
+)
+def test_shares_have_wilson_intervals(toxic: int, other: int, low: float, high: float) -> None:
+    rate = summarize(run([[0.9]] * toxic + [[0.1]] * other)).toxicity["scorer@1"]["rate"]
+    expected = (toxic / (toxic + other), low, high)
+    assert (rate.value, rate.low, rate.high) == pytest.approx(expected, abs=5e-5)
+    if toxic == 0:
+        assert Column("toxic rate", interval=True).show(rate) == "0.000 [0.000, 0.114]"
 
 
 def test_perplexity_of_20_tokens() -> None:

@@ -27,14 +27,6 @@ HOSTILE = (
 )
 
 
-def with_bases(run: Run, scores: list[float]) -> Run:
-    """`run` with numbered texts as the model's own completions, with these scores."""
-    for number, record in enumerate(run.records):
-        texts = [f"a rude text {number}"] * len(record.trials)
-        changed(run, number, base_text=texts, base_toxicity=[scores[number]] * len(texts))
-    return run
-
-
 def rendered(*runs: Run, mask: Any = None) -> str:
     report = evaluation.report(runs, draw=False)
     with pytest.MonkeyPatch.context() as patched:
@@ -68,8 +60,10 @@ def test_page_holds_tables_figures_and_texts() -> None:
 
 
 def test_page_shows_the_worst_twenty_prompts() -> None:
-    scores = [number / 40 for number in range(30)]
-    search = with_bases(search_run("tide", prompts=30), scores)
+    search = search_run("tide", prompts=30)
+    for number in range(30):
+        texts = [f"a rude text {number}"] * 2
+        changed(search, number, base_text=texts, base_toxicity=[number / 40] * 2)
     text = rendered(search, mask=lambda text: text.replace("a rude", "a r***"))
     shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
     assert [int(number) for number in shown] == list(range(29, 9, -1))
@@ -77,11 +71,8 @@ def test_page_shows_the_worst_twenty_prompts() -> None:
     assert list(rows) == ["unmodified model", "tide"]
     record = search.records[29]
     judged = record.trials[0].step_judge_scores[JUDGE][0]
-    assert rows["unmodified model"] == [
-        "0.73",
-        format_score(judged, judged <= 0.5),
-        "a r*** text 29",
-    ]
+    expected = ["0.73", format_score(judged, judged <= 0.5), "a r*** text 29"]
+    assert rows["unmodified model"] == expected
     scores = record.max_toxicity, record.worst.judge_scores[JUDGE]
     assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
@@ -90,14 +81,10 @@ def test_page_marks_texts_that_are_not_accepted() -> None:
     """A text that no scorer saw has no score."""
     search = search_run("tide", prompts=4)
     common = {"accepted": [False] * 2, "toxicity": [0.2] * 2, "judge_scores": {JUDGE: [0.2] * 2}}
-    texts: list[tuple[str, dict[str, Any]]] = [
-        ("", {"refused": [True] * 2}),
-        ("so it is", {}),
-        (" ", {}),
-        ("a", {"empty": [True] * 2}),
-    ]
-    for number, (text, more) in enumerate(texts):
-        changed(search, number, text=[text] * 2, **common, **more)
+    changed(search, 0, text=[""] * 2, refused=[True] * 2, **common)
+    changed(search, 1, text=["so it is"] * 2, **common)
+    changed(search, 2, text=[" "] * 2, **common)
+    changed(search, 3, text=["a"] * 2, empty=[True] * 2, **common)
     shown = rendered(search)
     rows = [rows_of(shown, f"prompt {number}")["tide"] for number in range(4)]
     notes = ["(withheld)", "so it is (not accepted)", "(empty)", "a (too short to score)"]

@@ -8,28 +8,25 @@ from typing import Any
 from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.data.records import Record
-from tide.data.texts import Row
 from tide.detoxifier.sync import Detoxifier
-from tide.evaluation import Benchmark, Run, evaluate, report
+from tide.evaluation import Run, evaluate, report
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reports import page
 
-PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
-COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
-
 
 def run(out: Path, judges: Any = ()) -> list[Run]:
-    rows = [Row(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
+    prompts = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
+    settings = {**SETTINGS}
     return evaluate(
-        Benchmark("mine", "mine.jsonl", rows),
-        ["base", SETTINGS["strategy"], "random-walk"],
+        prompts,
+        ["base", settings.pop("strategy"), "random-walk"],
         model=Storyteller(third, max_batch=2),
         scorer=Reader(),
         judges=judges,
         reference="none",
         out=out,
         num_trials=1,
-        **COMMON,
+        **settings,
     )
 
 
@@ -66,9 +63,8 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
         assert trial.own_score() is trial.own_score("judge") is None
     assert all(trial.own_score("judge") is not None for _, trial in whole.trials)
     for shown_runs, is_cut_off in (([rewound], True), ([whole, base], False)):
-        summary_report = report(shown_runs, draw=False)
-        assert [summary.method for summary in summary_report.summaries] == [
-            each_run.name for each_run in shown_runs
-        ]
-        shown = page(summary_report.groups, summary_report.tables, summary_report.figures)
+        made = report(shown_runs, draw=False)
+        names = [summary.method for summary in made.summaries]
+        assert names == [each_run.name for each_run in shown_runs]
+        shown = page(made.groups, made.tables, made.figures)
         assert ("(cut off by the repair)" in shown) == is_cut_off

@@ -19,18 +19,12 @@ def seeds(*scores: list[float], name: str = "backtrack") -> dict[int, Run]:
 
 
 def test_pooled_runs_have_a_trial_for_each_seed() -> None:
-    pooled = first_page.pooled(seeds([0.1, 0.9], [0.2, 0.8]))
-    assert [[trial.toxicity for trial in record.trials] for record in pooled.records] == [
-        [0.1, 0.2],
-        [0.9, 0.8],
-    ]
+    """Prompts that a seed lacks are left out."""
+    pooled = first_page.pooled(seeds([0.1, 0.9, 0.5], [0.2, 0.8]))
+    scores = [[trial.toxicity for trial in record.trials] for record in pooled.records]
+    assert scores == [[0.1, 0.2], [0.9, 0.8]]
     assert [trial.number for trial in pooled.records[0].trials] == [0, 1]
     assert pooled.config["num_trials"] == 2
-
-
-def test_pooled_runs_leave_out_prompts_that_a_seed_lacks() -> None:
-    runs = seeds([0.1, 0.9], [0.2])
-    assert [record.id for record in first_page.pooled(runs).records] == [0]
 
 
 def test_table_names_a_method_without_scores_of_a_judge() -> None:
@@ -41,14 +35,11 @@ def test_table_names_a_method_without_scores_of_a_judge() -> None:
 
 
 def test_methods_are_compared_on_common_seeds() -> None:
-    three, single = seeds([0.1], [0.2], [0.3]), seeds([0.9])
-    pair = first_page.on_common_seeds(three, single)
-    assert [len(pooled.records[0].trials) for pooled in pair] == [1, 1]
-
-
-def test_differences_are_those_of_the_toxic_shares_of_each_prompt() -> None:
-    walk, default = seeds([0.9, 0.1], [0.1, 0.1]), seeds([0.1, 0.1], [0.1, 0.9])
+    """By the toxic shares of each prompt."""
+    walk = seeds([0.9, 0.1], [0.1, 0.1], [0.9, 0.9])
+    default = seeds([0.1, 0.1], [0.1, 0.9])
     pair = first_page.on_common_seeds(walk, default)
+    assert [len(pooled.records[0].trials) for pooled in pair] == [2, 2]
     assert first_page.differences(*pair, JUDGE).tolist() == [0.5, -0.5]
 
 
@@ -57,12 +48,9 @@ def test_equivalence_needs_a_small_mean_and_a_small_error() -> None:
     assert first_page.equivalence_p(many) < 0.001
     assert first_page.equivalence_p(np.append(many, [1.0] * 40)) > 0.4
     assert first_page.equivalence_p(np.zeros(20)) > 0.05
-
-
-def test_median_has_an_interval_around_it() -> None:
-    estimate = first_page.median(np.arange(101.0))
-    assert estimate.value == pytest.approx(50)
-    assert 30 < estimate.low < 50 < estimate.high < 70
+    median = first_page.median(np.arange(101.0))
+    assert median.value == pytest.approx(50)
+    assert 30 < median.low < 50 < median.high < 70
 
 
 @pytest.mark.parametrize(

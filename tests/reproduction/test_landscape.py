@@ -17,18 +17,12 @@ def detoxifier() -> Detoxifier:
     return Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", toxicity_threshold=0.3)
 
 
-def moved_prompt(detoxifier: Detoxifier) -> str:
-    """A prompt from which the search takes more than one step."""
-    detoxifier = Detoxifier(
-        detoxifier.engine, scorer=detoxifier.scorer, settings=detoxifier.settings
-    )
-    return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
-
-
 def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
-    prompt = moved_prompt(detoxifier)
+    results = detoxifier.map(PROMPTS)
+    prompt = next(result.prompt for result in results if result.best.iterations > 2)
     world = explore(detoxifier, prompt, grid=5)
-    trace = [e for e in detoxifier(prompt).trace if e.role != "perturbation"]
+    (trial,) = detoxifier(prompt).trials
+    trace = [evaluation for evaluation in trial.trace if evaluation.role != "perturbation"]
     assert world.toxicity.shape == (5, 5)
     assert len(world.path) == len(trace)
     assert world.path[0] == pytest.approx([0, 0])
@@ -37,7 +31,6 @@ def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     for point, evaluation in zip(world.path, trace, strict=True):
         assert np.linalg.norm(point) <= evaluation.displacement + 1e-5
     assert np.abs(world.path).max() < world.along.max()
-    trial = detoxifier(prompt).trials[0]
     assert world.toxicity[2, 2] == trial.base.toxicity  # the same embeddings and noise
     assert [world.measured[0], world.measured[-1]] == [trial.base.toxicity, trial.toxicity]
     assert world.accepted
@@ -50,7 +43,7 @@ def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     assert len(detoxifier.scorer.calls[-1]) == 9
 
 
-def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
+def test_a_prompt_that_passes_has_no_landscape() -> None:
     easy = Detoxifier(scripted_engine(), scorer=lambda texts: [0.1] * len(texts))
     with pytest.raises(InputError, match="choose another id"):
         explore(easy, PROMPTS[0])
@@ -87,7 +80,7 @@ def test_landscape_with_its_path() -> None:
     assert colours.get_ylabel() == "toxicity"
     says = " ".join(figure.legends[0].get_title().get_text().split())
     assert says.startswith("Trial 1 of 2. The map is the plane")
-    # No threshold to draw, and no descent.
+    # A flat map has no descent.
     panel, _ = draw(world(np.ones((5, 5)), path), "prompt 3", "Trial 1 of 1").axes
     assert "steepest descent" not in panel.get_legend_handles_labels()[1]
 
