@@ -52,9 +52,9 @@ def test_artefact_with_wrong_tensors_is_refused(gpt2: World, kind: str, tmp_path
     shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
     file = tmp_path / kind / "weights.safetensors"
     whole = load_file(file)
-    first, last = min(whole), max(whole)
+    last = max(whole)
     for wrong in (
-        {name: value for name, value in whole.items() if name != first},
+        {name: value for name, value in whole.items() if name != last},
         {**whole, last: torch.full_like(whole[last], torch.nan)},
         {**whole, last: whole[last].new_ones(*whole[last].shape, 2)},
         {name: value.new_zeros(1) for name, value in whole.items()},
