@@ -9,72 +9,56 @@ from typing import Any
 
 import numpy as np
 
-from tide.data.records import Record
+from tide.data.records import Record, TrialRecord
 from tide.evaluation.runs import FORMAT, Run, read_run
 
 JUDGE = "judge@1"
 REFERENCE = "larger"
 
 
-def from_columns(values: dict[str, Any]) -> Record:
-    """A record from lists by field, with an entry per trial; fields that are None are left out."""
-    lists = {k: v for k, v in values.items() if k not in Record.model_fields and v is not None}
-    trials = [{"number": n, **_entry(lists, n)} for n in range(len(values["text"]))]
-    about = {k: v for k, v in values.items() if k in Record.model_fields}
-    return Record.model_validate({**about, "trials": trials})
+def with_values(record: Record, **values: Any) -> Record:
+    """Replaces fields of a record; of trials by a list, or a dictionary of lists, by trial."""
+    old = record.model_dump(mode="json", exclude_defaults=True)
+    of_record = {name: value for name, value in values.items() if name in Record.model_fields}
+    of_trials = {name: value for name, value in values.items() if name not in of_record}
+    for place, trial in enumerate(old["trials"]):
+        trial.update(_at(place, of_trials))
+    return Record.model_validate(old | of_record)
 
 
-def _entry(lists: dict[str, Any], number: int) -> dict[str, Any]:
-    entry = {
-        name: _entry(values, number) if isinstance(values, dict) else values[number]
-        for name, values in lists.items()
-    }
-    return {name: value for name, value in entry.items() if value is not None}
+def _at(place: int, values: Any) -> Any:
+    """The values of a trial; values that are None are left out."""
+    if not isinstance(values, dict):
+        return values[place]
+    known = {name: _at(place, value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in known.items() if value is not None}
 
 
-def to_columns(record: Record) -> dict[str, Any]:
-    """The inverse of `from_columns`."""
-    values = json.loads(record.model_dump_json(exclude_defaults=True))
-    return {**values, **_lists(values.pop("trials"))}
-
-
-def _lists(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    lists: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        entries = [row.get(name) for row in rows]
-        nested = any(isinstance(entry, dict) for entry in entries)
-        lists[name] = _lists([entry or {} for entry in entries]) if nested else entries
-    return lists
-
-
-def column(record: Record, name: str) -> Any:
-    """A field of all trials, None where no trial has it."""
-    return to_columns(record).get(name)
+def column(record: Record, name: str) -> list[Any]:
+    """A field of all trials."""
+    return [getattr(trial, name) for trial in record.trials]
 
 
 def record(
     number: int, scores: list[float], judged: list[float] | None = None, **more: Any
 ) -> Record:
     """A record like those of a baseline."""
-    words = [
-        f"a kind text of {number} words and {trial} more of {score:.6f}"
-        for trial, score in enumerate(scores)
-    ]
-    values = {
-        "id": number,
-        "prompt": f"prompt {number}",
-        "text": words,
-        "toxicity": scores,
-        "judge_scores": {JUDGE: scores if judged is None else judged},
-    }
-    return from_columns({**values, **more})
+    both = zip(scores, judged or scores, strict=True)
+    trials = [_trial(number, trial, *pair) for trial, pair in enumerate(both)]
+    return with_values(Record(id=number, prompt=f"prompt {number}", trials=trials), **more)
+
+
+def _trial(number: int, trial: int, score: float, judged: float, **more: Any) -> TrialRecord:
+    text = f"a kind text of {number} words and {trial} more of {score:.6f}"
+    scores = {"toxicity": score, "judge_scores": {JUDGE: judged}}
+    return TrialRecord.model_validate({"number": trial, "text": text, **scores, **more})
 
 
 def likelihoods(
     perplexity: Sequence[float | None], tokens: Sequence[int] | None = None
 ) -> dict[str, dict[str, Any]]:
     nll = [None if value is None else float(np.log(value)) for value in perplexity]
-    return {REFERENCE: {"nll": nll, "num_tokens": list(tokens or [20] * len(nll))}}
+    return {REFERENCE: {"nll": nll, "num_tokens": tokens or [20] * len(nll)}}
 
 
 def measured(
@@ -84,16 +68,15 @@ def measured(
 ) -> Run:
     """`run` with the perplexity of each record's completions."""
     lengths = tokens or [None] * len(perplexity)
-    records = [
-        from_columns({**to_columns(row), "perplexity": likelihoods(values, counts)})
-        for row, values, counts in zip(run.records, perplexity, lengths, strict=True)
-    ]
-    return Run(run.name, {**run.config, "references": [REFERENCE]}, records, run.path)
+    for number, (values, counts) in enumerate(zip(perplexity, lengths, strict=True)):
+        changed(run, number, perplexity=likelihoods(values, counts))
+    run.config["references"] = [REFERENCE]
+    return run
 
 
-def changed(run: Run, number: int, **update: Any) -> Run:
-    """Replaces lists in one record of `run`."""
-    run.records[number] = from_columns({**to_columns(run.records[number]), **update})
+def changed(run: Run, number: int, **values: Any) -> Run:
+    """Replaces values in one record of `run`."""
+    run.records[number] = with_values(run.records[number], **values)
     return run
 
 
@@ -118,39 +101,36 @@ def run(scores: list[list[float]], method: str = "base", **more: Any) -> Run:
     )
 
 
-def search_record(number: int, generator: np.random.Generator, trials: int = 2) -> Record:
-    """A record like those of a search: the toxicity falls with the evaluations."""
-    traces, steps = [], []
-    for _ in range(trials):
-        count = int(generator.integers(2, 6))
-        scores = sorted(generator.random(count).tolist(), reverse=True)
-        roles = ["initial", *["perturbation"] * (count - 2), "iterate"]
-        rows = enumerate(zip(roles, scores, strict=True), 1)
-        traces.append(
-            [(n, 1, role, score, 1.1 - 0.1 * n, 0.1 * n - 0.1) for n, (role, score) in rows]
-        )
-        counted = enumerate(scores, 1)
-        steps.append([{"evaluations": n, "text": "", "toxicity": score} for n, score in counted])
-    last = [trace[-1][3] for trace in traces]
-    return record(
+def _search_trial(number: int, trial: int, generator: np.random.Generator) -> TrialRecord:
+    """A trial like those of a search: the toxicity falls with the evaluations."""
+    count = int(generator.integers(2, 6))
+    scores = sorted(generator.random(count).tolist(), reverse=True)
+    roles = ["initial", *["perturbation"] * (count - 2), "iterate"]
+    rows = enumerate(zip(roles, scores, strict=True), 1)
+    trace = [(n, 1, role, score, 1.1 - 0.1 * n, 0.1 * n - 0.1) for n, (role, score) in rows]
+    counted = enumerate(scores, 1)
+    steps = [{"evaluations": n, "text": "", "toxicity": score} for n, score in counted]
+    return _trial(
         number,
-        last,
-        iterations=[2] * trials,
-        cosine=[trace[-1][4] for trace in traces],
-        displacement=[trace[-1][5] for trace in traces],
-        accepted=[score < 0.5 for score in last],
-        refused=[False] * trials,
-        empty=[False] * trials,
-        evaluations=[len(trace) for trace in traces],
-        rounds=[2] * trials,
-        generated_tokens=[20 * len(trace) for trace in traces],
-        forward_tokens=[30 * len(trace) for trace in traces],
-        scorer_calls=[len(trace) for trace in traces],
-        num_tokens=[20] * trials,
-        seconds=[0.25] * trials,
-        trace=traces,
+        trial,
+        scores[-1],
+        scores[-1],
+        iterations=2,
+        cosine=trace[-1][4],
+        displacement=trace[-1][5],
+        accepted=scores[-1] < 0.5,
+        refused=False,
+        empty=False,
+        evaluations=count,
+        rounds=2,
+        generated_tokens=20 * count,
+        forward_tokens=30 * count,
+        scorer_calls=count,
+        num_tokens=20,
+        seconds=0.25,
+        trace=trace,
         steps=steps,
-        step_judge_scores={JUDGE: [[step["toxicity"] for step in of_trial] for of_trial in steps]},
+        step_judge_scores={JUDGE: scores},
     )
 
 
@@ -159,7 +139,10 @@ def search_run(
 ) -> Run:
     """seed: of the random numbers; the seed of the run may be in `settings`."""
     generator = np.random.default_rng(seed)
-    records = [search_record(number, generator, trials) for number in range(prompts)]
+    records = []
+    for number in range(prompts):
+        made = [_search_trial(number, trial, generator) for trial in range(trials)]
+        records.append(Record(id=number, prompt=f"prompt {number}", trials=made))
     perplexity = [generator.uniform(2, 9, trials).tolist() for _ in records]
     settings = {"strategy": "tide", "toxicity_threshold": 0.5, "seed": 0, **settings}
     return measured(Run(method, config(method, settings=settings), records), perplexity)

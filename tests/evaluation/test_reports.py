@@ -15,7 +15,6 @@ from tests.evaluation.runs import (
     measured,
     run,
     search_run,
-    to_columns,
 )
 from tide import evaluation
 from tide.core.results import format_score
@@ -101,7 +100,7 @@ def hostile() -> list[Run]:
         hostile_run.config["references"] = [HOSTILE]
         for number, record in enumerate(hostile_run.records):
             trials = len(record.trials)
-            scores = {**to_columns(record)["judge_scores"], HOSTILE: [0.1] * trials}
+            scores = {JUDGE: [0.2] * trials, HOSTILE: [0.1] * trials}
             texts = {"prompt": HOSTILE, "text": [HOSTILE] * trials, "group": HOSTILE}
             changed(hostile_run, number, id=f"{HOSTILE}{number}", judge_scores=scores, **texts)
     return runs

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, measured, run, search_run
+from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, run, search_run
 from tide.evaluation import tables
 from tide.evaluation.metrics import Estimate, summarize
 from tide.evaluation.significance import compare
@@ -135,9 +135,8 @@ def test_perplexity_has_columns_for_each_reference() -> None:
     sample_run = measured(
         run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]]
     )
-    for number, record in enumerate(sample_run.records):
-        known = column(record, "perplexity")
-        changed(sample_run, number, perplexity=known | {"a/b": known[REFERENCE]})
+    for _, trial in sample_run.trials:
+        trial.perplexity["a/b"] = trial.perplexity[REFERENCE]
     sample_run.config["references"] = [REFERENCE, "a/b", "c"]
     table = tables.text_table([summarize(sample_run)], "t", "n")
     (row,) = read_csv(table)
