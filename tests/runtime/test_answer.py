@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeEngine, FakeScorer
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, story
-from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import (
@@ -23,10 +22,8 @@ from tide.core.errors import (
     UnresolvedError,
 )
 from tide.core.results import Result, Trial
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Piece, Prompt, Request
-from tide.scorers import CallableScorer
+from tide.engines.base import Prompt, Request
 
 
 def test_prompts_are_written_while_texts_are_scored() -> None:
@@ -327,64 +324,3 @@ def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
         for _ in stream:
             shown.set()
         assert stream.result.accepted
-
-
-class Planned(ScriptedEngine):
-    """Writes `first` token by token, or `then` if "bad" is banned."""
-
-    first, then = " one two three four the bad word is here now and more.", ""
-
-    def __init__(self) -> None:
-        super().__init__(lambda x, seed: "")
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        assert isinstance(request.prompt, Sequence)
-        (known,) = self._texts([request.prompt])
-        bans = request.banned_token_ids + request.banned_first_ids
-        plan = self.then if self._id(" bad") in bans else self.first
-        ids = self._ids(plan[len(known) - len(PROMPTS[0]) :])
-        for count, token_id in enumerate(ids, start=1):
-            yield Piece((token_id,), "length" if count == len(ids) else None)
-            await asyncio.sleep(0.01)
-
-
-def test_no_beginning_of_a_stop_string_is_given_out() -> None:
-    """A repair may complete the stop string: then the answer ends before it."""
-
-    class Stopping(Planned):
-        then = " one two three four the end and more of it."
-
-    scorer = CallableScorer(lambda texts: [0.9 if "bad" in text else 0.0 for text in texts])
-    scorer.pace = "8"
-    settings: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 40, "stop": (" the end",)}
-    with Detoxifier(Stopping(), scorer=scorer, **settings) as detox:
-        stream = detox.stream(PROMPTS[0])
-        assert "".join(stream) == stream.result.text == " one two three four"
-
-
-def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
-    """Neither the place whose score is awaited, nor the next one, which was sent meanwhile."""
-    reached, go = threading.Event(), threading.Event()
-    calls: list[list[str]] = []
-
-    def score(texts: list[str]) -> list[float]:
-        calls.append(texts)
-        reached.set()
-        go.wait(20)
-        return [0.0] * len(texts)
-
-    async def leave() -> None:
-        scorer = CallableScorer(score)
-        scorer.pace = "word"
-        async with AsyncDetoxifier(Planned(), scorer=scorer, preset="backtrack") as detox:
-            task = asyncio.create_task(detox(PROMPTS[0]))
-            await asyncio.to_thread(reached.wait, 20)
-            await asyncio.sleep(0.3)  # the next words are written
-            task.cancel()
-            await asyncio.wait([task])
-            await asyncio.sleep(0.5)  # the thread that runs the call takes note of it
-            go.set()
-            await asyncio.sleep(0.3)
-
-    asyncio.run(leave())
-    assert len(calls) == 1

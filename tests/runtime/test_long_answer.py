@@ -145,6 +145,15 @@ def test_an_answer_ends_before_a_stop_string(stop: str, pace: str) -> None:
     assert trial.returned.finish_reason == "stop"
 
 
+def test_no_beginning_of_a_stop_string_is_given_out() -> None:
+    """The repair completes the stop string, so the answer ends before it."""
+    detox = story(third, strategy="backtrack:pace=8,lag=0", stop=" end. Good2m")
+    with detox.stream(PROMPT) as stream:
+        shown = "".join(stream)
+        assert stream.result.accepted
+    assert shown == stream.result.text == text("Good0", "Good1").removesuffix(" end.")
+
+
 def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
     class Slow(Storyteller):
         pauses_at = 3 * WORDS
