@@ -59,6 +59,23 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
+def call_while_closing(portal: Portal, call: Callable[[], object]) -> AsyncGenerator[None, None]:
+    """Make the portal's loop call this when it shuts down its generators. Keep what is returned."""
+
+    async def open_generator() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            call()
+
+    async def begin() -> AsyncGenerator[None, None]:
+        generator = open_generator()
+        await anext(generator)
+        return generator
+
+    return portal.run(begin)
+
+
 # Portal
 
 
@@ -139,31 +156,21 @@ def test_portal_close_ends_running_work(wait: bool) -> None:
 def test_portal_refuses_work_while_its_loop_closes() -> None:
     portal = Portal("test")
     closing, go = threading.Event(), threading.Event()
-    kept = []
-
-    async def hold() -> AsyncGenerator[int, None]:
-        try:
-            yield 1
-        finally:
-            closing.set()
-            await asyncio.sleep(0)
-            go.wait(10)
-
-    async def keep() -> None:
-        kept.append(hold())  # left open: the loop shuts it down
-        await anext(kept[0])
-
-    portal.run(keep)
+    kept = call_while_closing(portal, lambda: closing.set() or go.wait(10))
     portal.close(wait=False)
     assert closing.wait(10)
 
+    async def items() -> AsyncGenerator[int, None]:
+        yield 1
+
     async def read() -> list[int]:
-        return [item async for item in portal.iterate(hold)]
+        return [item async for item in portal.iterate(items)]
 
     threading.Timer(0.2, go.set).start()
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(read())
     portal.close()
+    del kept
 
 
 def test_portal_may_be_closed_by_its_own_work() -> None:
@@ -259,7 +266,7 @@ def test_mailbox_end_does_not_overtake_items(portal: Portal) -> None:
 
 @pytest.mark.parametrize("turns", [0, 2, 4])
 def test_mailbox_gets_items_of_a_closing_loop(turns: int) -> None:
-    closing, kept = Portal("tide test"), []
+    closing = Portal("tide test")
 
     async def read() -> bool:
         box, put = Mailbox[int](), []
@@ -271,19 +278,10 @@ def test_mailbox_gets_items_of_a_closing_loop(turns: int) -> None:
                 box.put(1)
                 put.append(1)
 
-        async def at_the_end() -> AsyncGenerator[None, None]:
-            try:
-                yield
-            finally:
-                late(turns)
-
-        async def begin() -> None:
-            kept.append(at_the_end())
-            await anext(kept[0])
-
-        closing.run(begin)
+        kept = call_while_closing(closing, lambda: late(turns))
         closing.close()
         items = aiter(box)
+        del kept
         return not put or await asyncio.wait_for(anext(items), 10) == 1
 
     assert asyncio.run(read())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -99,18 +100,11 @@ def text_of(result: Result) -> str:
     return result.best.returned.text
 
 
-_ALONE: dict[str, list[str]] = {}
-
-
+@cache
 def alone(strategy: str) -> list[str]:
     """The text for each prompt, and for the chat, if nothing fails."""
-    if strategy not in _ALONE:
-        with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
-            _ALONE[strategy] = [
-                *(text_of(detox(prompt)) for prompt in PROMPTS),
-                text_of(detox.chat(CHAT)),
-            ]
-    return _ALONE[strategy]
+    with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
+        return [*(text_of(detox(prompt)) for prompt in PROMPTS), text_of(detox.chat(CHAT))]
 
 
 @examples(10, 1000)

@@ -26,7 +26,6 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
-MOVED = text(*(f"Good{i}m" for i in range(6)))
 REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
 
 
@@ -120,20 +119,6 @@ def test_a_result_is_its_own(case: Any) -> None:
     for size in (1, 16):
         assert list(story(case, max_batch=size).map(prompts)) == alone
     assert [Result.model_validate_json(result.model_dump_json()) for result in alone] == alone
-
-
-@pytest.mark.parametrize("size", [16, 100])
-def test_search_writes_whole_answers(size: int) -> None:
-    """However long they are."""
-    trial = story(third, strategy="random-walk", max_new_tokens=size)(PROMPT).best
-    assert trial.accepted
-    assert all(evaluation.kept_tokens == 0 for evaluation in trial.trace)
-    assert trial.generated_tokens == sum(evaluation.num_tokens for evaluation in trial.trace)
-    bad = size > 2 * WORDS
-    assert [evaluation.role for evaluation in trial.trace] == ["initial", *["iterate"] * bad]
-    assert trial.text == (
-        text(*(f"Good{i}m" for i in range(6))) if bad else ALL_GOOD[: len(trial.text)]
-    )
 
 
 @pytest.mark.parametrize("stop", ["w6 end. Good2", " w3"])

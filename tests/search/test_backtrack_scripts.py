@@ -10,6 +10,7 @@ import pytest
 import regex
 
 from tests.byte_engine import SENTENCES, ByteEngine
+from tests.fakes import FakeScorer
 from tide.core.results import Result
 from tide.core.settings import derive_seed
 from tide.core.text import HALF
@@ -19,17 +20,16 @@ from tide.engines.base import MOST_SPELLINGS, Request
 SETTINGS: dict[str, Any] = {"strategy": "backtrack", "max_new_tokens": 24}
 
 
-class Blaming:
+def blaming(seed: int, unit: str, **members: str) -> FakeScorer:
     """Scores texts 0.9 if they hold a bad unit (word or character); `seed` picks one in seven."""
 
-    def __init__(self, seed: int, unit: str) -> None:
-        self._seed, self._unit = seed, regex.compile(unit)
+    def is_bad(found: str) -> bool:
+        return HALF not in found and zlib.crc32(found.encode(), seed) % 7 == 0
 
-    def __call__(self, texts: list[str]) -> list[float]:
-        return [0.9 if any(map(self._is_bad, self._unit.findall(text))) else 0.05 for text in texts]
+    def score(text: str) -> float:
+        return 0.9 if any(map(is_bad, regex.findall(unit, text))) else 0.05
 
-    def _is_bad(self, unit: str) -> bool:
-        return HALF not in unit and zlib.crc32(unit.encode(), self._seed) % 7 == 0
+    return FakeScorer(score, **members)
 
 
 def characters(text: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_repairs_cut_no_character(script: str) -> None:
     engine, moved = ByteEngine(), 0
     for seed in range(6):
         prompt = SENTENCES[script][: 4 + seed]
-        scorer = Blaming(seed, r"\S+" if seed % 3 == 0 else r"\X")
+        scorer = blaming(seed, r"\S+" if seed % 3 == 0 else r"\X")
         engine.requests.clear()
         result = Detoxifier(engine, scorer=scorer, **SETTINGS)(prompt, seed=seed)
         assert HALF not in result.trace[0].text.rstrip(HALF)
@@ -93,7 +93,7 @@ def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
     for seed in range(12):
         prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
         engine.requests.clear()
-        result = Detoxifier(engine, scorer=Blaming(seed, r"\X"), **SETTINGS)(prompt, seed=seed)
+        result = Detoxifier(engine, scorer=blaming(seed, r"\X"), **SETTINGS)(prompt, seed=seed)
         again += check(engine, prompt, result)
         broken += HALF in result.trace[0].text.rstrip(HALF)
     assert again > 2
@@ -104,22 +104,14 @@ def test_a_stream_keeps_what_it_gave_out_of_a_broken_text() -> None:
     """The model's half characters remain in text that was given out before a repair."""
     repaired = 0
     for seed in range(8):
-        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
-        scorer = Blaming(seed, r"\X")
-        scored: set[str] = set()
-
-        def recording(texts: list[str], scorer: Blaming = scorer, to: set[str] = scored) -> Any:
-            to.update(texts)
-            return scorer(texts)
-
-        recording.pace = "word"  # type: ignore[attr-defined]
+        prompt = list(SENTENCES.values())[seed][: 4 + seed]
+        scorer = blaming(seed, r"\X", pace="word")
         shown = ""
-        with Detoxifier(Careless(), scorer=recording, **SETTINGS).stream(
-            prompt, seed=seed
-        ) as stream:
+        detox = Detoxifier(Careless(), scorer=scorer, **SETTINGS)
+        with detox.stream(prompt, seed=seed) as stream:
             for text in stream:
                 shown += text
-                assert shown in scored
+                assert shown in scorer.texts
         assert shown == stream.result.text
         repaired += len(stream.result.trace) > 1 and HALF in shown
     assert repaired > 0
