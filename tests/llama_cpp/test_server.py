@@ -30,6 +30,7 @@ from tide.engines.openai.engine import OpenAIEngine
 pytestmark = pytest.mark.llama_cpp
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
+Both = tuple[OpenAIEngine, TransformersEngine, str]  # and the server's address
 CONVERT, SERVE = (Path(__file__).with_name(name) for name in ("convert.py", "serve.py"))
 
 
@@ -48,7 +49,7 @@ def llama(model: str, folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module", params=["pocket", "pocket-chat"])
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[OpenAIEngine, TransformersEngine, str]]:
+) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp(request.param)
     with (
         llama(request.param, folder) as url,
@@ -67,9 +68,6 @@ def prompts(shared_data: Path) -> list[str]:
 def written(engine: Engine, texts: list[str], **more: Any) -> list[str]:
     requests = [Request(ids, GREEDY, **more) for ids in engine.tokenize(texts)]
     return [one.text for one in asyncio.run(engine.complete(requests))]
-
-
-Both = tuple[OpenAIEngine, TransformersEngine, str]
 
 
 def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:

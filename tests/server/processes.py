@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -79,10 +80,19 @@ def free_port() -> str:
 
 
 @contextmanager
-def answering(command: Sequence[str | Path], url: str, log: Path, seconds: float) -> Iterator[None]:
+def answering(
+    command: Sequence[str | Path], url: str, log: Path, seconds: float, **environment: str
+) -> Iterator[None]:
     """Run somebody else's server, once a GET of `url` succeeds; its output is in `log`."""
     with log.open("wb") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     try:
         end = time.monotonic() + seconds
         while True:
@@ -95,5 +105,5 @@ def answering(command: Sequence[str | Path], url: str, log: Path, seconds: float
                 time.sleep(0.2)
         yield
     finally:
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)  # with the processes that it has started
         server.wait()

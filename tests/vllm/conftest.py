@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import VllmProcess, chat_process, cpu_environment
+from tests.vllm.servers import cpu_environment, serving_chats
 from tide.data.texts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
@@ -37,7 +37,6 @@ def engine() -> Iterator[VllmEngine]:
 
 
 @pytest.fixture(scope="session")
-def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    """A server of the chat model without prompt embeddings."""
-    with chat_process(tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_chats(tmp_path_factory.mktemp("server") / "log") as url:
+        yield url

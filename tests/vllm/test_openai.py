@@ -14,7 +14,6 @@ from benchmarks.writing import completed
 
 from tests.server.processes import TIDE, serving
 from tests.server.transparent import assert_repaired
-from tests.vllm.servers import VllmProcess
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
@@ -41,15 +40,9 @@ def chat_model() -> Iterator[TransformersEngine]:
 
 
 @pytest.fixture(scope="module")
-def engine(chat_server: VllmProcess) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("pocket-chat", base_url=chat_server.url) as engine:
+def engine(chat_server: str) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("pocket-chat", base_url=chat_server) as engine:
         yield engine
-
-
-def test_what_is_found_out(engine: OpenAIEngine) -> None:
-    assert "logit_bias (the server's /tokenize)" in engine.capability_notes
-    assert "redraws the end" in engine.capability_notes
-    assert (engine.context_length, engine.has_embeddings) == (None, False)
 
 
 def test_the_same_greedy_texts(
@@ -72,21 +65,15 @@ def test_held_words_are_the_same_tokens(
     for _ in range(3):
         never = tuple(i for word in held for i in engine.tokenize([word])[0])
         completions = written(engine, prompts[:20], banned_token_ids=never)
-        server = engine._server
-        assert server.token_source is not None
-        ids = tuple(asyncio.run(on_server(engine, held)))
+        source = engine._server.token_source
+        assert source is not None
+        ids = tuple(engine.portal.run(source.ids, held))
         expected = written(chat_model, prompts[:20], banned_token_ids=ids)
         answers = [completion.text for completion in completions]
         assert answers == [completion.text for completion in expected]
         assert all(word not in text.split(" ") for text in answers for word in held)
         rows = engine.token_texts(engine.tokenize(answers))
         held.append(next(row[1] for row in rows[len(held) :] if len(row) > 1))
-
-
-async def on_server(engine: OpenAIEngine, words: list[str]) -> list[int]:
-    server = engine._server
-    assert server.token_source is not None
-    return await engine.portal.call(server.token_source.ids, words)
 
 
 def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) -> None:
@@ -104,7 +91,7 @@ def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) ->
         )
 
 
-def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, chat_server: VllmProcess) -> None:
+def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, chat_server: str) -> None:
     async def leave() -> int:
         long = Sampling(temperature=1.0, max_new_tokens=400)
         begun = 0
@@ -121,8 +108,8 @@ def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, chat_server: Vllm
         time.sleep(0.02)
 
 
-def under_way(server: VllmProcess) -> int:
-    rows = httpx.get(f"{server.url}/metrics").text.splitlines()
+def under_way(server: str) -> int:
+    rows = httpx.get(f"{server}/metrics").text.splitlines()
     counts = [row for row in rows if row.startswith("vllm:num_requests_running")]
     assert counts
     return int(sum(float(row.rsplit(" ", 1)[1]) for row in counts))
@@ -135,13 +122,13 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:
     assert len(completed(engine, engine.tokenize(["kind"]), GREEDY, [0])) == 1
 
 
-def test_the_gateway(chat_server: VllmProcess, prompts: list[str]) -> None:
+def test_the_gateway(chat_server: str, prompts: list[str]) -> None:
     """`tide serve` before it, by its defaults: the openai client's completions, chats, streams."""
     import openai
 
     command = [
         *TIDE, "--engine", "openai",
-        "--model", "pocket-chat", "--base-url", chat_server.url, "--served-model-name", "safe",
+        "--model", "pocket-chat", "--base-url", chat_server, "--served-model-name", "safe",
     ]  # fmt: skip
     with serving(*command) as gateway:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)

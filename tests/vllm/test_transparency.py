@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.running import PATIENCE, Running, running
 from tests.server.transparent import OTHER_APIS, answer
-from tests.vllm.servers import VllmProcess, chat_process
+from tests.vllm.servers import serving_chats
 from tide.engines.openai.engine import OpenAIEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
@@ -23,19 +23,19 @@ TOO_LONG = "word " * 2000
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sampling = ("--override-generation-config", json.dumps(SAMPLING))
-    with chat_process(tmp_path_factory.mktemp("server") / "log", *sampling) as server:
-        yield server
+    with serving_chats(tmp_path_factory.mktemp("server") / "log", *sampling) as url:
+        yield url
 
 
 @pytest.fixture(scope="module", params=["enforce", "monitor"])
-def gateway(upstream: VllmProcess, request: pytest.FixtureRequest) -> Iterator[Running]:
+def gateway(upstream: str, request: pytest.FixtureRequest) -> Iterator[Running]:
     def harmless(texts: list[str]) -> np.ndarray:
         return np.zeros(len(texts))
 
     with (
-        OpenAIEngine(base_url=upstream.url) as engine,
+        OpenAIEngine(base_url=upstream) as engine,
         running(engine, harmless, mode=request.param, preset="backtrack") as server,
     ):
         yield server
@@ -61,14 +61,14 @@ def counts(usage: dict[str, Any]) -> tuple[int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def test_answers_are_the_servers_own(upstream: VllmProcess, gateway: Running) -> None:
+def test_answers_are_the_servers_own(upstream: str, gateway: Running) -> None:
     for question in QUESTIONS:
-        direct, passed = (chat(url, question).json() for url in (upstream.url, gateway.url))
+        direct, passed = (chat(url, question).json() for url in (upstream, gateway.url))
         (expected,), (choice,) = direct["choices"], passed["choices"]
         assert choice["message"]["content"] == expected["message"]["content"]
         assert choice["finish_reason"] == expected["finish_reason"]
         assert counts(passed["usage"]) == counts(direct["usage"])
-        pieces, reason, usage = streamed(upstream.url, question)
+        pieces, reason, usage = streamed(upstream, question)
         passed_pieces, passed_reason, passed_usage = streamed(gateway.url, question)
         assert "".join(passed_pieces) == "".join(pieces)
         assert (passed_reason, counts(passed_usage)) == (reason, counts(usage))
@@ -80,10 +80,10 @@ def test_answers_are_the_servers_own(upstream: VllmProcess, gateway: Running) ->
     ids=str,
 )
 def test_refusals_are_the_servers_own(
-    more: dict[str, Any], upstream: VllmProcess, gateway: Running
+    more: dict[str, Any], upstream: str, gateway: Running
 ) -> None:
     for question in (QUESTIONS[0], TOO_LONG):
-        direct, passed = (chat(url, question, **more) for url in (upstream.url, gateway.url))
+        direct, passed = (chat(url, question, **more) for url in (upstream, gateway.url))
         assert passed.status_code == direct.status_code
         if direct.status_code >= 400:
             assert passed.json()["error"]["message"] in direct.json()["error"]["message"]
@@ -92,11 +92,11 @@ def test_refusals_are_the_servers_own(
 @pytest.mark.parametrize("path", OTHER_APIS)
 @pytest.mark.parametrize("gateway", ["monitor"], indirect=True)
 def test_monitored_answers_of_other_apis_are_the_servers(
-    path: str, upstream: VllmProcess, gateway: Running
+    path: str, upstream: str, gateway: Running
 ) -> None:
     """Whole answers: vLLM puts tokens that are ready at one time into one event of a stream."""
-    (model,) = httpx.get(f"{upstream.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{upstream}/v1/models").json()["data"]
     body = {"model": model["id"], "temperature": 0.0, **OTHER_APIS[path]}
-    status, direct = answer(upstream.url, path, body)
+    status, direct = answer(upstream, path, body)
     assert status == 200
     assert answer(gateway.url, path, body) == (status, direct)
