@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import FakeEngine
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never
 from tide.detoxifier.sync import Detoxifier
 from tide.runtime.protected import is_protected
@@ -65,3 +66,12 @@ def test_a_chat_ends_before_a_name_that_fails(is_chat: bool) -> None:
     else:
         trial = detox(PROMPT).best
     assert len(trial.trace) == (2 if is_chat else 12 + 1)
+
+
+@pytest.mark.parametrize(("before", "shown"), [("Oh,", "Oh,"), ("I", "")])
+def test_nearly_empty_text_before_a_name_is_no_answer(before: str, shown: str) -> None:
+    engine = FakeEngine(f"{before} Dick is here today.")
+    scorer = Reader(lambda text: "Dick" in text)
+    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "on_unresolved": "refuse"})
+    trial = detox.chat([{"role": "user", "content": "Who is Dick?"}]).best
+    assert (trial.text, trial.accepted) == (shown, shown != "")

@@ -302,6 +302,12 @@ def _azure(events: Events) -> Iterator[bytes]:
     return told(prompt, *events[:-1], checked, events[-1], checked)
 
 
+def _more_after_the_end(events: Events) -> Iterator[bytes]:
+    """Events after `[DONE]`: one that arrives together with it, and one that arrives later."""
+    yield from told(*events, done=DONE + data_of(events[0]))
+    yield data_of(events[0])
+
+
 def _no_index(events: Events) -> Iterator[bytes]:
     for event in events:
         (choice,) = event["choices"]
@@ -358,6 +364,7 @@ DIALECTS: dict[str, Tell] = {
     "vLLM": _vllm,
     "Azure": _azure,
     "an end told twice": lambda events: told(*events, events[-1]),
+    "more after [DONE]": _more_after_the_end,
     "ik_llama.cpp": lambda events: map(data_of, events),  # no [DONE]
     "no index": _no_index,
     "an index that counts events, as a text": _counted,

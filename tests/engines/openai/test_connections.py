@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import ExitStack
 
 import pytest
 from pydantic import BaseModel
 
 from tests.core.test_http import OK, Script, sends, serving
+from tide.core import http
 from tide.core.http import ServerFailed, ServerUnreachable
 from tide.engines.openai.upstream import Upstream
 
@@ -49,6 +52,20 @@ def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool)
         ask(url)
     assert failed.value.broken is broken
     assert not isinstance(failed.value, ServerUnreachable)
+
+
+def test_connection_that_is_not_accepted_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout of the whole request is longer, and a request that is passed on has none."""
+    monkeypatch.setattr(http, "_CONNECT", 0.2)
+    with socket.socket() as listening, ExitStack() as queue:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):  # the queue of connections is full
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        with pytest.raises(ServerUnreachable, match="ConnectTimeout"):
+            ask(f"http://127.0.0.1:{listening.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

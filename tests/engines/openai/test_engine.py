@@ -177,6 +177,19 @@ def test_a_server_that_writes_nothing_else(
     assert len(server.requests) < 12
 
 
+def test_an_answer_is_not_drawn_again_without_end(connect: Connect, server: TextServer) -> None:
+    """The server begins each continuation as it began the answer, so one word is new each time."""
+    server.tokens = False
+    engine = connect()
+    server.written = lambda text, body: ([" kind", " dull"], "stop")  # type: ignore[method-assign]
+    (dull,) = engine.tokenize([" dull"])[0]
+    (ids,) = engine.tokenize(["The weather"])
+    request = Request(ids, Sampling(max_new_tokens=10_000), banned_token_ids=(dull,))
+    (completion,) = asyncio.run(engine.complete([request]))
+    assert completion.finish_reason == "content_filter"
+    assert len(completion.text.split()) == len(server.requests) == 200
+
+
 def test_a_named_tokenizer_of_another_model(
     connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -269,6 +269,8 @@ class OpenAIEngine(Engine):
 
 # Redraws of banned text: tokens per redraw, temperature step and maximum, redraws at one place.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
+# Requests for one answer. A server may write one new word, and then a banned one, each time.
+_REQUESTS = 200
 
 
 class Banned(Exception):
@@ -418,7 +420,7 @@ class StreamedAnswer:
             self._finish(reason)
             return
         self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
-        if self._redraws > _REDRAWS:
+        if self._redraws > _REDRAWS or self._requests >= _REQUESTS:
             self._finish(reason)  # the answer ends here
 
     def _finish(self, reason: FinishReason) -> None:
