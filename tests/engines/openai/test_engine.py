@@ -24,6 +24,9 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
 LEAST = GREEDY.model_copy(update={"min_new_tokens": 5})
 DRAWN = Sampling(temperature=1.0, max_new_tokens=12)
 PROMPTS = ["The weather today is", "She opened the window and", "kind"]
+CHAT = Chat.of(
+    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What do you do?"}]
+)
 
 Connect = Callable[..., OpenAIEngine]
 
@@ -82,19 +85,6 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
     assert "serves tiny" in engine.capability_notes
 
 
-def test_it_writes_on_after_its_own_words(connect: Connect, server: TextServer) -> None:
-    engine = connect()
-    (ids,) = engine.tokenize(PROMPTS[:1])
-    (whole,) = completed(engine, [ids], GREEDY, [0])
-    kept = whole.token_ids[:5]
-    rest = GREEDY.model_copy(update={"max_new_tokens": 7})
-    (more,) = completed(engine, [(*ids, *kept)], rest, [0])
-    assert engine.texts([kept])[0] + more.text == whole.text
-    (pieces,) = engine.token_texts([whole.token_ids])
-    assert "".join(pieces) == whole.text
-    assert len(pieces) > 5
-
-
 @pytest.mark.parametrize("least", [0, 5])
 def test_stop_strings(least: int, connect: Connect, server: TextServer) -> None:
     """Before the minimum length they also end a text, without a redraw: the server is sent none."""
@@ -144,7 +134,7 @@ def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> No
     assert set(server.requests[-1]["logit_bias"]) == {"18", "19"}
 
 
-@pytest.mark.parametrize("options", [{"tokens": False}, {"biased": False}])
+@pytest.mark.parametrize("options", [{"tokens": False}, {"biased": False}], ids=str)
 def test_words_are_drawn_again_where_a_bias_does_not_work(
     options: dict[str, Any], connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,41 +212,28 @@ def test_an_end_that_comes_too_early(
     assert any("min_tokens" in body for body in server.requests) != bool(options.get("strict"))
 
 
-def test_an_end_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
-    server.continues = server.patient = False
-    engine = connect()
-    server.ends = lambda text: text.endswith("assistant: ")
-    prompt = engine.encode(engine.text_of(CHAT)).token_ids
-    assert completed(engine, [prompt], GREEDY, [0]) == [Completion("", (), "stop")]
-    (completion,) = completed(engine, [prompt], LEAST, [0])
-    assert len(completion.token_ids) >= 5
-    assert all(body["messages"] == CHAT.dump() for body in server.requests)
+# Continued texts and chats
 
 
-# Chats
-
-CHAT = Chat.of(
-    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What do you do?"}]
-)
-
-
+@pytest.mark.parametrize("prompt", [PROMPTS[0], CHAT], ids=["text", "chat"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_chats_go_on_where_the_server_can(
-    strict: bool, connect: Connect, server: TextServer
+def test_it_goes_on_after_its_own_words(
+    prompt: str | Chat, strict: bool, connect: Connect, server: TextServer
 ) -> None:
     server.strict = strict
     engine = connect()
-    prompt = engine.encode(engine.text_of(CHAT))
-    assert engine.supports_continuation(prompt.token_ids)
+    read = engine.encode(engine.text_of(prompt))
+    ids = read.token_ids
+    assert engine.supports_continuation(ids)
     assert "redraws the end" in engine.capability_notes
-    assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
-    (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
-    assert whole.text == model_says(server, f"{prompt.text} ", {})
-    rest = GREEDY.model_copy(update={"max_new_tokens": 6})
+    (whole,) = completed(engine, [ids], GREEDY)
+    assert whole.text == model_says(server, read.text + " " * isinstance(prompt, Chat), {})
     kept = whole.token_ids[:6]
-    (more,) = completed(engine, [(*prompt.token_ids, *kept)], rest, [0])
+    (more,) = completed(engine, [(*ids, *kept)], GREEDY.limited(6, 0))
     assert engine.texts([kept])[0] + more.text == whole.text
-    assert server.requests[-1]["messages"][:2] == CHAT.dump()
+    if isinstance(prompt, Chat):
+        assert read.text == "system: Be kind.\nuser: What do you do?\nassistant:"
+        assert server.requests[-1]["messages"][:2] == CHAT.dump()
 
 
 def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServer) -> None:
@@ -272,17 +249,22 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
         completed(engine, [(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
 
 
-def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["a held word", "an early end"])
+def test_what_fails_in_a_chat_that_is_one_block(
+    ends: bool, connect: Connect, server: TextServer
+) -> None:
     """The whole answer is redrawn."""
-    server.continues = server.tokens = False
+    server.continues = server.tokens = server.patient = False
     engine = connect()
+    server.ends = lambda text: ends and text.endswith("assistant: ")
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
-    (whole,) = completed(engine, [prompt], GREEDY, [0])
-    held = whole.token_ids[5]
-    request = Request(prompt, GREEDY, banned_token_ids=(held,))
+    (whole,) = completed(engine, [prompt], GREEDY)
+    assert bool(whole.text) is not ends
+    held = whole.token_ids[5:6]
+    request = Request(prompt, LEAST, banned_token_ids=held)
     (completion,) = asyncio.run(engine.complete([request]))
-    assert held not in completion.token_ids
-    assert completion.text
+    assert len(completion.token_ids) >= 5
+    assert not set(held) & set(completion.token_ids)
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
 
