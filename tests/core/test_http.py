@@ -199,19 +199,6 @@ def test_environment_with_bad_proxy_or_certificates_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "direct"),
-    [("", False), ("example.com, 127.0.0.1", True)],
-)
-def test_no_proxy_names_hosts(no_proxy: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = sends(OK + b"Content-Length: 6\r\n\r\ndirect")
-    proxied = sends(OK + b"Content-Length: 7\r\n\r\nproxied")
-    with serving(answer) as (url, _), serving(proxied) as (proxy, _):
-        monkeypatch.setenv("http_proxy", proxy)
-        monkeypatch.setenv("no_proxy", no_proxy)
-        assert ask(url).body == (b"direct" if direct else b"proxied")
-
-
-@pytest.mark.parametrize(
     ("url", "root"),
     [
         ("http://a:8000", "http://a:8000/v1"),
@@ -245,7 +232,6 @@ def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / ".netrc").write_text("default login somebody password secret\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-
     with serving(sends(b"HTTP/1.1 204 Nothing\r\n\r\n")) as (url, requests):
         assert ask(url).status == 204
     assert b"authorization" not in requests[0].lower()

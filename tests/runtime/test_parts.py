@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes import FakeScorer
 from tests.generated import examples
 from tests.scripted_engine import ScriptedEngine
 from tide import Detoxifier
@@ -21,7 +22,6 @@ from tide.core.sanitize import Unread
 from tide.core.settings import Settings
 from tide.engines.base import Piece, Request
 from tide.runtime.draw import given_out, texts_of
-from tide.scorers import Exchange
 
 SCORED = Settings(reasoning="scored")
 BAD = "a wombat"
@@ -103,8 +103,8 @@ class Teller(ScriptedEngine):
 
     capabilities = ScriptedEngine.capabilities | {"parts"}
 
-    def __init__(self, *answers: tuple[str, Parts]) -> None:
-        super().__init__(lambda x, seed: self.left[0][0], context_length=None)
+    def __init__(self, *answers: tuple[str, Parts], **options: Any) -> None:
+        super().__init__(lambda x, seed: self.left[0][0], context_length=None, **options)
         self.left = list(answers)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -116,18 +116,19 @@ class Teller(ScriptedEngine):
         return False
 
 
-def scorer(texts: list[str]) -> list[float]:
-    return [0.9 if BAD in text else 0.01 for text in texts]
-
-
 CHAT = Chat.of([{"role": "user", "content": "Find it."}], {"tools": []})
 RUDE, KIND = call(f'["{BAD}"]'), call('["a town"]')
 
 
+def detoxifier(engine: Teller, **settings: Any) -> Detoxifier:
+    scorer = FakeScorer(lambda text: 0.9 if BAD in text else 0.01)
+    return Detoxifier(engine, **{"scorer": scorer, "strategy": "backtrack", **settings})
+
+
 def answered(*answers: tuple[str, Parts], **settings: Any) -> tuple[Any, list[Request]]:
     """The best trial, and its requests."""
-    settings = {"strategy": "backtrack", "on_unresolved": "refuse", **settings}
-    with Teller(*answers) as engine, Detoxifier(engine, scorer=scorer, **settings) as detox:
+    settings = {"on_unresolved": "refuse", **settings}
+    with Teller(*answers) as engine, detoxifier(engine, **settings) as detox:
         return detox(CHAT).best, engine.requests
 
 
@@ -179,48 +180,32 @@ def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(accepts: bool) -> 
 
 
 def test_a_stream_gives_the_text_once_all_has_passed() -> None:
-    answers = (("Rude.", RUDE), ("Here it is.", KIND))
-    engine = Teller(*answers)
-    with Detoxifier(engine, scorer=scorer, strategy="backtrack") as detox, engine:
+    with Teller(("Rude.", RUDE), ("Here it is.", KIND)) as engine, detoxifier(engine) as detox:
         with detox.stream(CHAT) as texts:
             assert list(texts) == ["Here it is."]
         assert texts.result.best.parts.tool_calls[0].arguments == '["a town"]'
 
 
-def test_without_a_score_or_in_time_nothing_is_given_out() -> None:
-    def broken(texts: list[str]) -> list[float]:
+def test_without_a_score_nothing_is_given_out() -> None:
+    def down(text: str) -> float:
         raise ScorerUnavailableError("down")
 
+    with pytest.raises(ScorerUnavailableError):
+        answered(("", KIND), scorer=FakeScorer(down))
+
+
+def test_after_the_deadline_nothing_is_given_out() -> None:
     async def slow(request: Request) -> None:
         await asyncio.sleep(30)
 
-    with Teller(("", KIND)) as engine:
-        with (
-            Detoxifier(engine, scorer=broken, strategy="backtrack") as detox,
-            pytest.raises(ScorerUnavailableError),
-        ):
-            detox(CHAT)
-        engine.on_write = slow
-        with (
-            Detoxifier(engine, scorer=scorer, strategy="backtrack", deadline=0.05) as detox,
-            pytest.raises(DeadlineError),
-        ):
-            detox(CHAT)
+    with Teller(("", KIND), on_write=slow) as engine, pytest.raises(DeadlineError):
+        detoxifier(engine, deadline=0.05)(CHAT)
 
 
 def test_parts_are_scored_with_the_conversation() -> None:
-    asked: list[Exchange] = []
-
-    def reader(exchanges: list[Exchange]) -> list[float]:
-        asked.extend(exchanges)
-        return [0.01 for _ in exchanges]
-
-    reader.reads = "exchange"  # type: ignore[attr-defined]
+    scorer = FakeScorer(lambda exchange: 0.01, reads="exchange")
     parts = Parts(reasoning="They ask.", tool_calls=KIND.tool_calls)
-    with (
-        Teller(("Fine.", parts)) as engine,
-        Detoxifier(engine, scorer=reader, reasoning="scored") as detox,
-    ):
-        assert detox(CHAT).best.accepted
-    assert {exchange.context for exchange in asked} == {CHAT}
-    assert {"Fine.", "They ask.", "find", "a town"} <= {exchange.text for exchange in asked}
+    assert answered(("Fine.", parts), scorer=scorer, reasoning="scored")[0].accepted
+    assert {exchange.context for exchange in scorer.texts} == {CHAT}
+    texts = {exchange.text for exchange in scorer.texts}
+    assert {"Fine.", "They ask.", "find", "a town"} <= texts
