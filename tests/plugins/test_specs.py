@@ -40,13 +40,10 @@ trees = st.recursive(
 )
 
 
-def test_the_list_of_the_documentation() -> None:
-    text = "rad:beta=50,sasa:beta=100,normalize=raw, tide"
-    assert split_specs(text) == ["rad:beta=50", "sasa:beta=100,normalize=raw", "tide"]
-    assert parse_spec(" sasa: beta = 100 ,normalize=raw") == (
-        "sasa",
-        {"beta": "100", "normalize": "raw"},
-    )
+def test_white_space_around_names_and_values_does_not_count() -> None:
+    options = {"beta": "100", "normalize": "raw"}
+    assert parse_spec(" sasa: beta = 100 ,normalize=raw") == ("sasa", options)
+    assert split_specs("rad:beta=50, tide") == ["rad:beta=50", "tide"]
 
 
 @given(st.lists(specs, min_size=1, max_size=5))
