@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from benchmarks.writing import completed, likelihoods
+from benchmarks.writing import completed
 from scipy.stats import ks_2samp
 
 from tide import Detoxifier, load_scorer
@@ -79,17 +79,6 @@ def test_greedy_answers_that_are_watched_are_those_of_one_call(
     results = list(detox.map(some, **length))  # type: ignore[arg-type]
     assert [result.text for result in results] == [completion.text for completion in expected]
     assert all(result.best.generated_tokens == 96 for result in results)
-
-
-def test_the_same_likelihoods(
-    engine: Engine, local: TransformersEngine, prompts: list[str]
-) -> None:
-    ids = local.tokenize(prompts[:20])
-    halves = [row[: len(row) // 2] for row in ids], [row[len(row) // 2 :] for row in ids]
-    assert likelihoods(engine, *halves) == pytest.approx(likelihoods(local, *halves), abs=1e-4)
-    longest = [[5] * 200], [[9] * 55]
-    assert engine.context_length == 255
-    assert likelihoods(engine, *longest) == pytest.approx(likelihoods(local, *longest), abs=1e-4)
 
 
 def test_sampled_toxicity_has_the_same_distribution(

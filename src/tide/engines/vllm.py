@@ -10,23 +10,14 @@ import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from itertools import count, starmap
+from itertools import count
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, first_line, require
 from tide.core.pretrained import read_config
-from tide.engines.base import (
-    NEVER,
-    Engine,
-    MaxBatch,
-    Piece,
-    Request,
-    TokenPair,
-)
+from tide.engines.base import NEVER, Engine, MaxBatch, Piece, Request
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.plugins.options import checked
@@ -107,8 +98,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # For a likelihood vLLM also writes one token, so the limit is one token less.
-                self.context_length = int(self._engine.model_config.max_model_len) - 1
+                self.context_length = int(self._engine.model_config.max_model_len)
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code))
             with self._calling("verify"):
                 self._verify()
@@ -150,15 +140,6 @@ class VllmEngine(EmbeddingEngine):
                 elif reason == "stop":  # by the last token
                     ids = ids[:-1]
                 yield Piece(ids, reason)
-
-    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        async def likelihood(prompt: Sequence[int], completion: Sequence[int]) -> float:
-            output = await self._one_token(Request((*prompt, *completion)), prompt_logprobs=0)
-            rows = output.prompt_logprobs[-len(completion) :]
-            positions = zip(rows, completion, strict=True)
-            return float(np.mean([row[token].logprob for row, token in positions]))
-
-        return await gather(starmap(likelihood, pairs))
 
     async def _outputs(
         self, request: Request, parameters: dict[str, Any]
