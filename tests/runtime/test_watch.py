@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.watch import BacktrackOptions, Failure, Watch
+from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import TextScore
+from tide.search.backtrack import BacktrackOptions
 
 SENTENCE = [*[" word"] * 8, " end", "."]
 SILENT = [*[" \u200b"] * 8, "\n"]

@@ -12,9 +12,10 @@ from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of
 from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Engine, Piece, Request
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
-from tide.runtime.watch import BacktrackOptions, Watch, written
+from tide.runtime.watch import Watch, written
 from tide.scorers.base import Exchange, TextScore, is_blank
 from tide.scorers.scoring import Scoring
+from tide.search.backtrack import BacktrackOptions
 
 # The score of an answer with JSON that cannot be read. No scorer has scored it, so it is never
 # flagged.

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import anyio
 
@@ -24,10 +23,9 @@ from tide.core.results import EndReason, Trial
 from tide.core.settings import derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request, Token
-from tide.plugins.options import Options
 from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
-from tide.runtime.watch import BacktrackOptions, Failure, Watch, written
+from tide.runtime.watch import Failure, Watch, written
 from tide.scorers.base import (
     Exchange,
     Scores,
@@ -39,24 +37,12 @@ from tide.scorers.base import (
     window_of,
 )
 from tide.scorers.scoring import Scoring
+from tide.search.backtrack import BacktrackOptions
 
 # The option `holds` limits the number of rewinds within this many tokens.
 _STRETCH = 32
 # The answer ends after this many repairs that left a character incomplete.
 _BROKEN_OFF = 4
-
-
-class Backtrack:
-    """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
-
-    Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
-    RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
-    phrases in exllamav2, and word filters (Gehman et al. 2020).
-    """
-
-    options_class: ClassVar[type[Options]] = BacktrackOptions
-    moves: ClassVar[bool] = False
-    rewinds: ClassVar[bool] = True
 
 
 async def rewind(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:

@@ -9,8 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from pydantic import Field
-
 from tide.core.text import (
     LEAST,
     MOST,
@@ -25,10 +23,10 @@ from tide.core.text import (
     word_starts,
 )
 from tide.engines.base import Engine, FinishReason, Piece, Token
-from tide.plugins.options import Options
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.trial import Effort
 from tide.scorers.base import TextScore, is_nearly_empty
+from tide.search.backtrack import BacktrackOptions
 
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
 # word at which the score rose.
@@ -39,37 +37,6 @@ _WIDER = 3
 _AGAIN = 8
 # Maximum tokens of an unfinished word that are decoded again as the word grows.
 _LONGEST_WORD = 64
-
-
-class BacktrackOptions(Options):
-    pace: str = Field(
-        default="auto",
-        pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
-        description="How often to score a text while it is written: after each word, each "
-        "sentence, every N tokens, or whole (once, at the end); auto: as the scorer suggests.",
-    )
-    blame: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="Blame the word at which the score reaches this share of the threshold.",
-    )
-    lag: int = Field(
-        default=4,
-        ge=0,
-        le=100,
-        description="Number of scores to await after a failing score, because a later score may "
-        "pass; 0: rewind at once.",
-    )
-    at_once: float = Field(
-        default=0.5, gt=0, le=1, description="Rewind at once if the score is at least this."
-    )
-    holds: int = Field(
-        default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
-    )
-    least: int = Field(
-        default=5, ge=0, le=1000, description="Minimum number of tokens of a repaired text."
-    )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ REGISTRY = Registry(
         "shuffled": "tide.search.tide:ShuffledStrategy",
         "random-walk": "tide.search.tide:RandomWalkStrategy",
         "resample": "tide.search.tide:ResampleStrategy",
-        "backtrack": "tide.runtime.rewind:Backtrack",
+        "backtrack": "tide.search.backtrack:Backtrack",
     },
 )
 

@@ -27,8 +27,9 @@ from tide.runtime.acceptance import Acceptance
 from tide.runtime.draw import score_whole
 from tide.runtime.rewind import Answer, begin, finish, first_rewind, write_until_failure
 from tide.runtime.trial import Effort, TrialTask
-from tide.runtime.watch import BacktrackOptions, Watch, written
+from tide.runtime.watch import Watch, written
 from tide.scorers.scoring import Scoring
+from tide.search.backtrack import BacktrackOptions
 from tide.server.gate import LOG, traced
 
 if TYPE_CHECKING:

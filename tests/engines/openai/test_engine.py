@@ -170,7 +170,7 @@ def test_a_server_that_writes_nothing_else(
 def test_an_answer_is_not_drawn_again_without_end(connect: Connect, server: TextServer) -> None:
     """The server begins each continuation as it began the answer, so one word is new each time."""
     server.tokens = False
-    engine = connect()
+    engine = connect(deadline=120.0)
     server.written = lambda text, body: ([" kind", " dull"], "stop")  # type: ignore[method-assign]
     (dull,) = engine.tokenize([" dull"])[0]
     (ids,) = engine.tokenize(["The weather"])
