@@ -6,7 +6,6 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,7 @@ KINDS = {
 }
 
 
-FURTHER = {
-    "opt": pytest.mark.slow,
-    "gpt_neox": pytest.mark.nightly,
-    "qwen3": pytest.mark.nightly,
-}
+FURTHER = {"opt": pytest.mark.slow, "gpt_neox": pytest.mark.nightly, "qwen3": pytest.mark.nightly}
 
 
 @pytest.fixture(
@@ -49,27 +44,30 @@ def engine(
         yield TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
 
+def written(
+    engine: TransformersEngine, ids: Sequence[int], tokens: int, handle: object, *others: Request
+) -> Completion:
+    sampling = Sampling(temperature=0.0, max_new_tokens=tokens, min_new_tokens=tokens)
+    requests = [Request(ids, sampling, prefix_cache=handle), *others]
+    return engine.portal.run(engine.complete, requests)[0]
+
+
 def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersEngine) -> None:
     """Also if the text is longer than a sliding window, and beside other rows."""
     ids = list(range(10, 40))
     handle = engine.prefix_cache()
     other = Request(list(range(50, 70)), Sampling(temperature=0.0, max_new_tokens=12))
-
-    def written(prompt: Sequence[int], tokens: int, handle: object) -> Completion:
-        sampling = Sampling(temperature=0.0, max_new_tokens=tokens, min_new_tokens=tokens)
-        asked = [Request(prompt, sampling, prefix_cache=handle), other]
-        return engine.portal.run(engine.complete, asked)[0]
-
-    whole = written(ids, 12, handle)
+    whole = written(engine, ids, 12, handle, other)
     assert whole.read_tokens == len(ids)
     for kept in (11, 8, 3, 5, 1):
         prompt = [*ids, *whole.token_ids[:kept]]
-        rest, fresh = written(prompt, 12 - kept, handle), written(prompt, 12 - kept, None)
+        rest = written(engine, prompt, 12 - kept, handle, other)
+        fresh = written(engine, prompt, 12 - kept, None, other)
         assert (rest.read_tokens, fresh.read_tokens) == (1, len(prompt))
         assert rest.token_ids == fresh.token_ids == whole.token_ids[kept:]
-    assert written([*ids, 7], 3, handle).read_tokens == 1
-    assert written([*ids, 7, 8], 3, handle).read_tokens == 1
-    assert written([*ids[:-1], 7, 8], 3, handle).read_tokens == len(ids) + 1
+    assert written(engine, [*ids, 7], 3, handle, other).read_tokens == 1
+    assert written(engine, [*ids, 7, 8], 3, handle, other).read_tokens == 1
+    assert written(engine, [*ids[:-1], 7, 8], 3, handle, other).read_tokens == len(ids) + 1
 
 
 @pytest.fixture
@@ -77,24 +75,18 @@ def llama(tmp_path: Path) -> TransformersEngine:
     return TransformersEngine(save_causal_lm(tmp_path, "llama"), prefix_tokens=50)
 
 
-def read_tokens(engine: TransformersEngine, ids: Sequence[int], handle: object) -> int | None:
-    sampling = Sampling(temperature=0.0, max_new_tokens=4, min_new_tokens=4)
-    request = Request(ids, sampling, prefix_cache=handle)
-    (completion,) = engine.portal.run(engine.complete, [request])
-    return completion.read_tokens
-
-
 def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersEngine) -> None:
     """Of three texts with 23 tokens, two fit into the cache, and the oldest is read again."""
     handles = [llama.prefix_cache() for _ in range(3)]
     prompts = [[start, *range(10, 28)] for start in (3, 4, 5)]
     for ids, handle in zip(prompts, handles, strict=True):
-        assert read_tokens(llama, ids, handle) == 19
-        read_tokens(llama, [5], None)  # the ended row leaves
-    assert [read_tokens(llama, prompts[n], handles[n]) for n in (2, 1, 0)] == [1, 1, 19]
+        assert written(llama, ids, 4, handle).read_tokens == 19
+        written(llama, [5], 4, None)  # the ended row leaves
+    for number, read in ((2, 1), (1, 1), (0, 19)):
+        assert written(llama, prompts[number], 4, handles[number]).read_tokens == read
     kept = [weakref.ref(handle) for handle in handles]
     del handles, handle
-    read_tokens(llama, [5], None)
+    written(llama, [5], 4, None)
     end = time.monotonic() + 20  # the engine's thread may still hold rows that have ended
     while any(handle() is not None for handle in kept):
         gc.collect()
@@ -103,9 +95,8 @@ def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersE
 
 
 def test_an_object_that_is_no_handle_is_ignored(llama: TransformersEngine) -> None:
-    request = Request([*range(10, 40)], Sampling(temperature=0.0, max_new_tokens=5))
-    expected = llama.portal.run(llama.complete, [request])
-    assert llama.portal.run(llama.complete, [replace(request, prefix_cache="x")]) == expected
+    ids = range(10, 40)
+    assert written(llama, ids, 5, "x") == written(llama, ids, 5, None)
 
 
 def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(

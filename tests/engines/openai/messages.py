@@ -7,7 +7,7 @@ pull request 12379, Ollama 7881 and 7963, lmdeploy 3412 (vLLM and SGLang without
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.engines.openai.server import Events
@@ -23,10 +23,9 @@ class Said:
     reasoning: str = ""
     calls: Sequence[tuple[str, str]] = ()
     reason: str = "stop"
-    ids: Sequence[str] = field(default=())
 
     def id_of(self, number: int) -> str:
-        return self.ids[number] if number < len(self.ids) else f"call_{number:08d}"
+        return f"call_{number:08d}"
 
 
 Wire = Callable[[Said], Events]
