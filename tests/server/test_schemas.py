@@ -166,6 +166,7 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
         ("{", headers, "the body is not JSON: "),
         ('{"prompt": "x"}', {"content-type": "text/plain"}, "Content-Type: application/json"),
         ("[1]", headers, "body"),
+        (f'{{"max_tokens": {"1" * 5000}}}', headers, "value has 5000 digits"),
     ):
         answer = server.http.post("/v1/completions", content=content, headers=type_)
         error = answer.json()["error"]

@@ -280,7 +280,10 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return _invalid(error).response(path)
     if isinstance(error, HTTPException):
-        response = Refused(error.status_code, error.detail).response(path)
+        message = error.detail
+        if isinstance(error.__cause__, ValueError):  # such as a number of 5,000 digits
+            message = f"the body cannot be read: {str(error.__cause__).partition(';')[0]}"
+        response = Refused(error.status_code, message).response(path)
         response.headers.update(error.headers or {})  # `Allow` of a 405
         return response
     request.scope[VISIT].error = error
