@@ -24,7 +24,7 @@ class ScriptedEngine(Engine):
     cut before a stop string and loses banned words, but is not cut to `max_new_tokens`. Tokens are
     words with the spaces before them; each word has one fixed random embedding. on_write: called
     with each request before its text is written; may be async and may raise. requests: all requests
-    for which `on_write` did not raise. pairs: all pairs whose likelihood was requested.
+    for which `on_write` did not raise.
     """
 
     capabilities: ClassVar = frozenset({"stop"})
@@ -44,7 +44,6 @@ class ScriptedEngine(Engine):
         self.context_length = context_length
         self.max_batch = max_batch
         self.requests: list[Request] = []
-        self.pairs: list[TokenPair] = []
         self.on_write = on_write
         self._respond = respond
         self._words: dict[str, int] = {}
@@ -83,7 +82,6 @@ class ScriptedEngine(Engine):
         yield Piece(ids, "length" if end is None else "stop")
 
     async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        self.pairs += pairs
         return [-float(len(completion)) for _, completion in pairs]
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:

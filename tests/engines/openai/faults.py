@@ -8,21 +8,16 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.engines.openai.server import DONE, Broken, Events, Tell, data_of, told
+from tests.engines.openai.server import DONE, Broken, Events, Tell, data_of, told, with_fields
 
 HANGS = 1.0  # seconds until the connection is closed
 
 
-def changed(number: int, **parts: Any) -> Tell:
-    """Change fields of the choice in event `number`; `...` removes a field."""
+def changed(number: int, **fields: Any) -> Tell:
+    """Change fields of the choice in event `number`."""
 
     def lie(events: Events) -> Iterator[bytes]:
-        (choice,) = events[number]["choices"]
-        for name, value in parts.items():
-            if value is ...:
-                choice.pop(name, None)
-            else:
-                choice[name] = value
+        events[number] = with_fields(events[number], **fields)
         return told(*events)
 
     return lie
@@ -32,11 +27,7 @@ def raw(*data: bytes) -> Tell:
     return lambda events: iter([data_of(events[0]), *data])
 
 
-def two_choices(events: Events) -> Iterator[bytes]:
-    events[0]["choices"] *= 2
-    return told(*events)
-
-
+CHAT_EVENT = {"choices": [{"index": 0, "delta": {"content": " fine"}, "finish_reason": None}]}
 # Invalid streams, each made from the events of a valid one.
 LIES: dict[str, Tell] = {
     "half an answer": lambda events: map(data_of, events[:3]),
@@ -50,12 +41,12 @@ LIES: dict[str, Tell] = {
     "a function": changed(-1, finish_reason="function_call"),
     "another index": changed(1, index=1),
     "an index that is no number": changed(1, index="one"),
-    "two choices": two_choices,
+    "two choices": lambda events: told({"choices": 2 * events[0]["choices"]}, *events[1:]),
     "text after the end": lambda events: told(*events, events[0]),
-    "two ends": lambda events: told(*events, changed_end(events[-1])),
+    "two ends": lambda events: told(*events, with_fields(events[-1], finish_reason="stop")),
     "a number": changed(1, text=5),
     "a list": changed(1, text=[" fine"]),
-    "a chat's event": changed(1, text=..., delta={"content": " fine"}),
+    "a chat's event": lambda events: told(events[0], CHAT_EVENT, *events[2:]),
     "endless": changed(1, text=" fine" * 10_000),
     "no JSON": raw(b"data: <html>\n\n", DONE),
     "half a character": changed(1, text="\ud83d kind"),
@@ -67,12 +58,6 @@ LIES: dict[str, Tell] = {
     ),
     "an error of older vLLM": raw(b'data: {"object": "error", "message": "too long"}\n\n', DONE),
 }
-
-
-def changed_end(event: dict[str, Any]) -> dict[str, Any]:
-    (choice,) = event["choices"]
-    other = "stop" if choice["finish_reason"] == "length" else "length"
-    return {"choices": [{**choice, "finish_reason": other}]}
 
 
 def _hang(handler: BaseHTTPRequestHandler) -> None:

@@ -246,7 +246,7 @@ def told(*events: Any, done: bytes = DONE) -> Iterator[bytes]:
     yield done
 
 
-def _with(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def with_fields(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The event with other values for these fields of its choice."""
     (choice,) = event["choices"]
     return {**event, "choices": [{**choice, **fields}]}
@@ -254,14 +254,14 @@ def _with(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def _ollama(events: Events) -> Iterator[bytes]:
     """An empty finish reason before the end (its issue 4357)."""
-    return told(*(_with(event, finish_reason=_reason(event) or "") for event in events))
+    return told(*(with_fields(event, finish_reason=_reason(event) or "") for event in events))
 
 
 def _localai(events: Events) -> Iterator[bytes]:
     """Like Ollama; always "stop" at the end; without `text` if that is empty (`omitempty`)."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     for event in events[:-1]:
-        yield data_of({**_with(event, finish_reason=""), "usage": usage})
+        yield data_of({**with_fields(event, finish_reason=""), "usage": usage})
     (last,) = events[-1]["choices"]
     yield data_of({"choices": [{"index": last["index"], "finish_reason": "stop"}], "usage": usage})
     yield from told({"choices": None, "usage": usage})
@@ -276,7 +276,8 @@ def _tgi(events: Events) -> Iterator[bytes]:
         return
     end = {"finish_reason": "eos_token", "text": "</s>"} if reason == "stop" else {}
     yield from told(
-        *(_with(event, finish_reason="") for event in events[:-1]), _with(events[-1], **end)
+        *(with_fields(event, finish_reason="") for event in events[:-1]),
+        with_fields(events[-1], **end),
     )
 
 
@@ -288,7 +289,7 @@ def _llama_cpp(events: Events) -> Iterator[bytes]:
 def _vllm(events: Events) -> Iterator[bytes]:
     """The last text and the finish reason in one event, then an event with the usage."""
     *most, last, end = events
-    last = _with(last, finish_reason=_reason(end), stop_reason=None)
+    last = with_fields(last, finish_reason=_reason(end), stop_reason=None)
     return told(*most, last, {"choices": [], "usage": {"total_tokens": 6}})
 
 
@@ -316,13 +317,13 @@ def _no_index(events: Events) -> Iterator[bytes]:
 
 
 def _counted(events: Events) -> Iterator[bytes]:
-    return told(*(_with(event, index=str(number)) for number, event in enumerate(events)))
+    return told(*(with_fields(event, index=str(number)) for number, event in enumerate(events)))
 
 
 def _ends(stop: str, length: str) -> Tell:
     def tell(events: Events) -> Iterator[bytes]:
         reason = stop if _reason(events[-1]) == "stop" else length
-        return told(*events[:-1], _with(events[-1], finish_reason=reason))
+        return told(*events[:-1], with_fields(events[-1], finish_reason=reason))
 
     return tell
 
