@@ -95,72 +95,71 @@ def call(index: Any, **parts: Any) -> dict[str, Any]:
     return {**fields, **parts, "function": function}
 
 
+def calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    return delta(tool_calls=list(calls))
+
+
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+F = call(0, name="f")
 
 
 @pytest.mark.parametrize(
-    ("deltas", "calls"),
+    ("events", "calls"),
     [
         # Two calls in one event, whose further pieces alternate.
         (
             [
-                [call(0, id="a", name="f", arguments="["), call(1, id="b", name="g")],
-                [call(1, arguments="{}"), call(0, arguments="]")],
+                calling(call(0, id="a", name="f", arguments="["), call(1, id="b", name="g")),
+                calling(call(1, arguments="{}"), call(0, arguments="]")),
             ],
             [("f", "[]"), ("g", "{}")],
         ),
         # One index for two calls, and an index that does not begin at 0.
-        ([[call(7, id="a", name="f")], [call(7, id="b", name="g", arguments="1")]],
-         [("f", ""), ("g", "1")]),
+        (
+            [calling(call(7, id="a", name="f")), calling(call(7, id="b", name="g", arguments="1"))],
+            [("f", ""), ("g", "1")],
+        ),
         # Neither an index nor an id.
-        ([[call(None, name="f", arguments="1")], [call(None, name="g", arguments="2")]],
-         [("f", "1"), ("g", "2")]),
+        (
+            [calling(call(None, name=name, arguments=name)) for name in "fg"],
+            [("f", "f"), ("g", "g")],
+        ),
         # An id with every piece, and an id that comes late.
-        ([[call(0, id="a", name="f", arguments="1")], [call(0, id="a", arguments="2")]],
-         [("f", "12")]),
-        ([[call(0, name="f", arguments="1")], [call(0, id="a", arguments="2")]], [("f", "12")]),
+        (
+            [calling(call(0, id="a", name="f")), calling(call(0, id="a", arguments="2"))],
+            [("f", "2")],
+        ),
+        ([calling(F), calling(call(0, id="a", arguments="2"))], [("f", "2")]),
         # A second name for a call is not appended to the first.
-        ([[call(0, name="f")], [call(0, name="g", arguments="1")]], [("f", "1")]),
-        ([[call(-1, name="f")]], [("f", "")]),
+        ([calling(F), calling(call(0, name="g", arguments="1"))], [("f", "1")]),
+        ([calling(call(-1, name="f"))], [("f", "")]),
     ],
-)  # fmt: skip
+)
 def test_calls_are_put_together_by_index_and_id(
-    text_engine: OpenAIEngine, text_server: TextServer, deltas: Any, calls: list[tuple[str, str]]
+    text_engine: OpenAIEngine, text_server: TextServer, events: Events, calls: list[tuple[str, str]]
 ) -> None:
-    text_server.message = lambda body: [
-        *(delta(tool_calls=calls_of_event) for calls_of_event in deltas),
-        END,
-    ]
+    text_server.message = lambda body: [*events, END]
     assert calls_of(answered(text_engine, Chat.of([USER], ASKS))[1]) == calls
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param([delta(tool_calls=[call(0, arguments="{}")]), END], id="no name"),
-        pytest.param([delta(tool_calls=[call(0, name=5)]), END], id="a number for a name"),
-        pytest.param([delta(tool_calls=[call("0", name="f")] * 129), END], id="many in an event"),
-        pytest.param(
-            [*(delta(tool_calls=[call(i, name="f")]) for i in range(5000)), END], id="thousands"
-        ),
-        pytest.param(
-            [delta(tool_calls=[call(0, name="f", arguments="x" * 9000)])] * 2 + [END], id="too long"
-        ),
-        pytest.param([delta(reasoning="x" * 9000)] * 2 + [END], id="endless reasoning"),
-        pytest.param(
-            [delta(tool_calls=[call(0, name="f", arguments="\ud800")]), END], id="half a character"
-        ),
-        pytest.param([delta(reasoning_content="\udc00"), END], id="half a character, thought"),
-        pytest.param(
-            [delta(), END, delta(tool_calls=[call(0, name="f")])], id="a call after the end"
-        ),
-        pytest.param([delta(tool_calls=[call(0, name="f")])], id="no end"),
+        pytest.param([calling(call(0, arguments="{}"))], id="no name"),
+        pytest.param([calling(call(0, name=5))], id="a number for a name"),
+        pytest.param([calling(*[F] * 129)], id="many in an event"),
+        pytest.param([calling(call(i, name="f")) for i in range(5000)], id="thousands"),
+        pytest.param([calling(call(0, name="f", arguments="x" * 9000))] * 2, id="too long"),
+        pytest.param([delta(reasoning="x" * 9000)] * 2, id="endless reasoning"),
+        pytest.param([calling(call(0, name="f", arguments="\ud800"))], id="half a character"),
+        pytest.param([delta(reasoning_content="\udc00")], id="half a character, thought"),
+        pytest.param([END, calling(F)], id="a call after the end"),
     ],
 )
 def test_what_is_no_answer(
     text_engine: OpenAIEngine, text_server: TextServer, events: Events
 ) -> None:
-    text_server.message = lambda body: events
+    text_server.message = lambda body: [*events, END]
     with pytest.raises(CompletionError):
         answered(text_engine, Chat.of([USER], ASKS))
 
@@ -170,7 +169,7 @@ def test_calls_that_nobody_asked_for_are_refused(
     text_engine: OpenAIEngine, text_server: TextServer, asks: dict[str, Any]
 ) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    text_server.message = lambda body: [delta(tool_calls=[call(0, name="f", arguments="{}")]), end]
+    text_server.message = lambda body: [calling(F), end]
     with pytest.raises(CompletionError, match="called a tool although the request had no tools"):
         answered(text_engine, Chat.of([USER], asks))
 
