@@ -23,12 +23,13 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.core.settings import Settings
 from tide.engines.base import Request
+from tide.server.answers import ReplyShape
 from tide.server.gate import Gate, Visit, check_exposure, read_keys, traced
 from tide.server.generation import Serving
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Policies, ServedPolicy
-from tide.server.schemas import CompletionRequest, ReplyShape
+from tide.server.schemas import CompletionRequest
 from tide.server.scoring import ScoringApi
 from tide.server.telemetry import Budget
 

@@ -15,9 +15,9 @@ from tests.engines.openai.server import TextServer
 from tests.server.gateways import FINE, PARAMETERS, TEXT, USER, gateway, losing_its_scorer, says
 from tests.server.running import Running
 from tide.core.chat import Parts, ToolCall
+from tide.server.answers import Refused
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
-from tide.server.schemas import Refused
 
 TOOL: Any = {"name": "find", "description": "Finds.", "input_schema": PARAMETERS}
 ASKED: dict[str, Any] = {"model": "scripted", "messages": [USER], "max_tokens": 100}

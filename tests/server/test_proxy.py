@@ -20,10 +20,10 @@ from tests.server.gateways import BAD, TOOL, USER, gateway, says
 from tests.server.running import PATIENCE, Running, counted, running, wait_until
 from tide.core.chat import Parts, ToolCall
 from tide.engines.openai.engine import OpenAIEngine
+from tide.server.answers import event
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
 from tide.server.responses import ResponseShape, ResponsesRequest
-from tide.server.schemas import event
 
 
 @pytest.fixture

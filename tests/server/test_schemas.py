@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 from tests.server.running import Running, running
 from tests.worlds import scripted_engine
 from tide.core.settings import Sampling
+from tide.server.answers import ReplyShape
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
-from tide.server.schemas import ChatRequest, CompletionRequest, ReplyShape
+from tide.server.schemas import ChatRequest, CompletionRequest
 from tide.server.scoring import AnalyzeRequest, ModerationRequest
 
 USER = {"role": "user", "content": "a second one"}

@@ -1,7 +1,8 @@
 """`tide serve`: detoxified generation and scoring over HTTP, for existing clients.
 
 gate.py        checks the keys and sizes of requests, notices disconnects, logs and counts requests
-schemas.py     the HTTP schemas of requests, responses and errors
+schemas.py     the HTTP schemas of requests
+answers.py     the formats of answers and errors
 policies.py    named sets of scorer, settings and mode; the API keys that may use them; and each
                policy's AsyncDetoxifier, which also writes drafts
 generation.py  answers requests by calls of their policy's AsyncDetoxifier, within limits

@@ -21,6 +21,7 @@ from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.base import languages_of
 from tide.scorers.languages import load_identifier
+from tide.server.answers import Refused, ReplyShape, Shape
 from tide.server.gate import VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard
@@ -29,14 +30,7 @@ from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.proxy import Proxy, monitored_route
 from tide.server.responses import ResponseShape, ResponsesRequest
-from tide.server.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    Refused,
-    ReplyShape,
-    Shape,
-)
+from tide.server.schemas import ChatRequest, CompletionRequest, Generation
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
 from tide.server.telemetry import instrument
 

@@ -27,8 +27,8 @@ from starlette.datastructures import Headers
 from tide.core.errors import InputError
 from tide.core.http import TRACE, ServerFailed, read_key
 from tide.core.sanitize import logger
+from tide.server.answers import Refused
 from tide.server.playground import FILES
-from tide.server.schemas import Refused
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -32,17 +32,11 @@ from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
+from tide.server.answers import Refused, Shape, event
 from tide.server.gate import Visit
 from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.policies import Policies, ServedPolicy
-from tide.server.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    Refused,
-    Shape,
-    event,
-)
+from tide.server.schemas import ChatRequest, CompletionRequest, Generation
 from tide.server.telemetry import is_changed, record_evaluation
 
 _PAUSE = 5  # the `Retry-After` of a busy server, in seconds

@@ -13,16 +13,8 @@ from pydantic_core import from_json
 from tide.core.chat import Parts, Text
 from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
-from tide.server.schemas import (
-    Refused,
-    TextOr,
-    TextPart,
-    Translated,
-    Wire,
-    event,
-    function_of,
-    text_of,
-)
+from tide.server.answers import Refused, event
+from tide.server.schemas import TextOr, TextPart, Translated, Wire, function_of, text_of
 
 if TYPE_CHECKING:
     from tide.server.generation import Sent

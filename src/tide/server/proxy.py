@@ -25,9 +25,10 @@ from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
 from tide.engines.openai.words import words_of
 from tide.server import messages, responses
+from tide.server.answers import Refused
 from tide.server.gate import VISIT, Visit, traced
 from tide.server.monitor import Draft, Entry, Monitor
-from tide.server.schemas import ChatRequest, CompletionRequest, Refused, Translated
+from tide.server.schemas import ChatRequest, CompletionRequest, Translated
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -16,14 +16,13 @@ from tide.core.chat import Chat, Text
 from tide.core.errors import InputError
 from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
+from tide.server.answers import Refused, event
 from tide.server.schemas import (
     ChatRequest,
-    Refused,
     TextOr,
     TextPart,
     Translated,
     Wire,
-    event,
     function_of,
     text_of,
 )

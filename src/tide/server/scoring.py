@@ -33,8 +33,9 @@ from tide.scorers.base import (
 )
 from tide.scorers.languages import language_of
 from tide.scorers.scoring import Scoring
+from tide.server.answers import Refused
 from tide.server.limits import Limits
-from tide.server.schemas import ChatMessage, Part, Refused, TextOr
+from tide.server.schemas import ChatMessage, Part, TextOr
 
 # The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
