@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import save_causal_lm
-from tests.scorers.guards.tiny import (
-    EXCHANGES,
-    FAMILY,
-    TOXIC,
-    exchanges,
-    prompt_of,
-    save_guard,
-    toxic,
-)
+from tests.scorers.guards.tiny import EXCHANGES, FAMILY, exchanges, prompt_of, save_guard, toxic
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange
@@ -39,12 +30,9 @@ def by_hand(folder: Path, exchange: Exchange) -> float:
     with torch.inference_mode():
         logits = model(torch.tensor([ids["input_ids"]])).logits[0, -1]
     probabilities = logits.double().softmax(-1)
-    total = toxic = 0.0
-    for word, weight in verdicts.items():
-        first = tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0]
-        total += float(probabilities[first])
-        toxic += weight * float(probabilities[first])
-    return toxic / total
+    weights = {tokenizer(f" {word}")["input_ids"][0]: verdicts[word] for word in verdicts}
+    total = sum(float(probabilities[first]) for first in weights)
+    return sum(float(probabilities[first]) * weight for first, weight in weights.items()) / total
 
 
 def test_a_guard_scores_as_by_hand(folder: Path) -> None:
@@ -53,17 +41,8 @@ def test_a_guard_scores_as_by_hand(folder: Path) -> None:
     assert scorer.name.startswith(f"guard:{folder}@")
     assert scorer.name.endswith(f"#{FAMILY}")
     scores = scorer.score(EXCHANGES)
-    assert [score > 0.5 for score in scores] == TOXIC
+    assert [score > 0.5 for score in scores] == [toxic(exchange) for exchange in EXCHANGES]
     assert scores == pytest.approx([by_hand(folder, e) for e in EXCHANGES], abs=0.01)
-
-
-def test_the_same_words_after_another_question(folder: Path) -> None:
-    scorer = load_scorer(f"guard:{folder}")
-    answer = "yes people are"
-    agrees, harmless = (Exchange(f"are people {word} today", answer) for word in ("rude", "kind"))
-    scores = score_texts(scorer, [agrees, harmless]).values
-    assert scores[0] > 0.9
-    assert scores[1] < 0.1
 
 
 def test_the_result_does_not_depend_on_the_batch(folder: Path) -> None:
@@ -92,12 +71,3 @@ def test_a_model_that_gives_no_verdicts(folder: Path, tmp_path: Path) -> None:
         load_scorer(f"guard:{save_causal_lm(tmp_path, 'gpt2')}#llama-guard")
     with pytest.raises(ScorerError, match="cannot be loaded"):
         load_scorer(f"guard:{tmp_path}/none#llama-guard")
-
-
-def test_a_verdict_that_fails_later_is_no_score(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer: Any = load_scorer(f"guard:{folder}")
-    monkeypatch.setattr(scorer, "_answers", lambda prompts, tokens: [[] for _ in prompts])
-    with pytest.raises(ScorerError, match="instead of a verdict"):
-        score_texts(scorer, ["a text"])

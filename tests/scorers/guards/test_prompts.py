@@ -1,32 +1,60 @@
-"""The prompts of guards: golden ones for each family; no text can open a turn.
+"""The prompts of guards: what each family's chat template is given; no text can open a turn.
 
 The guards here have no model, and a byte-level tokenizer with every kind of added token.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, texts_with
-from tests.scorers.guards.templates import (
-    ABOUT_ANSWER,
-    ABOUT_QUESTION,
-    ANSWER,
-    QUESTION,
-    TEMPLATES,
-)
 from tests.scorers.test_control_tokens import tokenizer
 from tide.core.chat import Chat
 from tide.core.errors import InputError, ScorerError
+from tide.scorers import guards
 from tide.scorers.base import Exchange
-from tide.scorers.guards import FAMILIES, LocalGuard, Token
+from tide.scorers.guards import FAMILIES, LocalGuard, Token, cut_context
+
+QUESTION, ANSWER = "How do I sharpen a knife?", "On a wet stone."
+ASKED = f"user: {QUESTION}\n"
+ANSWERED = f"{ASKED}assistant: {ANSWER}\n"
+# Shows the messages, and the variables that a family's template may read.
+TEMPLATE = (
+    "{% for said in messages %}{{ said['role'] }}: {{ said['content'] }}\n{% endfor %}"
+    "{{ (guideline or '')[:44] }} {{ (guardian_config or {})['criteria_id'] }} {{ think }}"
+    "{{ ' begun' if add_generation_prompt }}"
+)
+_SHIELD = '"No Harm": The {}  '
+_GRANITE = f"user: {FAMILIES['granite-guardian-4'].question}\n   begun"
+_WILD = FAMILIES["wildguard"].prompt
+# By family: the prompts about an answer and about a question.
+PROMPTS = {
+    "llama-guard": (f"{ANSWERED}  ", f"{ASKED}  "),
+    "shieldgemma": (
+        ANSWERED + _SHIELD.format("chatbot shall not generate co"),
+        ASKED + _SHIELD.format("prompt shall not contain or s"),
+    ),
+    "granite-guardian-3.3": (f"{ANSWERED} harm False begun", f"{ASKED} harm False begun"),
+    "granite-guardian-4": (
+        ANSWERED + _GRANITE.format(role="assistant"),
+        ASKED + _GRANITE.format(role="user"),
+    ),
+    "qwen3guard": (f"{ANSWERED}  ", f"{ASKED}  "),
+    "wildguard": (
+        _WILD.format(context=QUESTION, text=ANSWER),
+        _WILD.format(context=QUESTION, text=""),
+    ),
+}
 
 
 class Guard(LocalGuard):
@@ -49,9 +77,6 @@ class Guard(LocalGuard):
         self._begun = ""
         return str(self._tokenizer.decode(self._prompt(exchange)))
 
-    def close(self) -> None:
-        pass
-
 
 class Prompted(Guard):
     """A guard with a prompt instead of a chat template."""
@@ -65,29 +90,19 @@ class Prompted(Guard):
         return super()._load(model, device, dtype)
 
 
-def family_of(name: str) -> str:
-    return name.partition(" ")[0]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_of_a_family(family: str) -> None:
+    guard = Guard(None if FAMILIES[family].prompt else TEMPLATE, family)
+    about_answer, about_question = PROMPTS[family]
+    assert guard.prompt(Exchange(QUESTION, ANSWER)) == about_answer
+    assert guard.prompt(Exchange(Chat.said(QUESTION), ANSWER)) == about_answer
+    assert guard.prompt(Exchange(Chat.said(QUESTION), "")) == about_question
 
 
-def test_every_family_has_a_golden_prompt() -> None:
-    assert {family_of(name) for name in TEMPLATES} == set(FAMILIES)
-    assert ABOUT_ANSWER.keys() == ABOUT_QUESTION.keys() == TEMPLATES.keys()
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_prompt_about_an_answer(name: str) -> None:
-    guard = Guard(TEMPLATES[name], family_of(name))
-    assert guard.prompt(Exchange(QUESTION, ANSWER)) == ABOUT_ANSWER[name]
-    assert guard.prompt(Exchange(Chat.said(QUESTION), ANSWER)) == ABOUT_ANSWER[name]
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_prompt_about_a_question_has_no_answer(name: str) -> None:
-    guard = Guard(TEMPLATES[name], family_of(name))
-    prompt = guard.prompt(Exchange(Chat.said(QUESTION), ""))
-    assert all(part in prompt for part in ABOUT_QUESTION[name])
-    assert "'Agent'" not in prompt
-    assert ANSWER not in prompt
+def test_wording_of_families_is_as_published() -> None:
+    """The models were trained with these words; check a change against the model cards."""
+    table = Path(guards.__file__).with_suffix(".toml").read_bytes()
+    assert hashlib.sha256(table).hexdigest()[:8] == "e071328a"
 
 
 LONG = Chat.of([
@@ -112,21 +127,81 @@ def test_turns_alternate_and_begin_with_the_user() -> None:
     ])  # fmt: skip
     roles = [turn["role"] for turn in family.turns(Exchange(greeted, ANSWER))]
     assert roles == ["user", "assistant", "user", "assistant"]
+    one_turn = FAMILIES["shieldgemma"].turns(Exchange(greeted, ANSWER))
+    assert [turn["content"] for turn in one_turn] == [f"Hello!\n\n{QUESTION}", ANSWER]
     # Somebody wrote a text that answers nothing.
     assert family.turns(Exchange("", "a text")) == [{"role": "user", "content": "a text"}]
 
 
+def test_placeholders_in_a_text_are_not_filled_in() -> None:
+    family = replace(FAMILIES["wildguard"], prompt="Bad? [{context}] [{text}]")
+    (message,) = family.messages(family.turns(Exchange("{text}", "{role}")))
+    assert message["content"] == "Bad? [{text}] [{role}]"
+
+
 def test_a_long_context_loses_its_oldest_turns() -> None:
-    guard = Guard(TEMPLATES["qwen3guard"], "qwen3guard")
-    guard._limit = 230  # tokens, most of which are bytes
+    guard = Guard(TEMPLATE, "qwen3guard")
+    guard._limit = 110  # tokens, most of which are bytes
     prompt = guard.prompt(Exchange(LONG, ANSWER))
     assert "Be brief." in prompt
-    assert f"{QUESTION}\n\nASSISTANT: {ANSWER}" in prompt
+    assert f"{QUESTION}\nassistant: {ANSWER}" in prompt
     assert "how can I help?" not in prompt
     with pytest.raises(ScorerError, match="a text of 400 characters is too long for the context"):
         guard.prompt(Exchange(LONG, "long" * 100))
-    with pytest.raises(ScorerError, match="too long for the context of 230 tokens"):
+    with pytest.raises(ScorerError, match="too long for the context of 110 tokens"):
         guard.prompt(Exchange("the beginning of a prompt is judged as well " * 10, ""))
+
+
+def words(context: str | Chat) -> int:
+    """The length of a context as a model with special tokens around messages would count it."""
+    if isinstance(context, str):
+        return len(context)
+    return 2 + sum(3 + len(message.content) for message in context.messages)
+
+
+def cut(context: Any, limit: int) -> Any:
+    return cut_context(context, lambda shorter: words(shorter) <= limit)
+
+
+def test_chat_loses_its_oldest_messages_and_then_the_beginning_of_the_last() -> None:
+    contents = {
+        words(LONG) - 1: ["Be brief.", "Hello, how can I help?", "I have a knife.", QUESTION],
+        45: ["Be brief.", QUESTION],
+        40: [QUESTION],
+        25: [QUESTION[-20:]],
+    }
+    for limit, expected in contents.items():
+        assert [message.content for message in cut(LONG, limit).messages] == expected
+
+
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+contents_of = st.text(st.sampled_from("ab \n\u00e9"), max_size=20)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> Chat:
+    messages = []
+    for role in [*draw(st.lists(roles, max_size=8)), "user"]:
+        content = draw(contents_of) + ("b" if role == "user" else "")
+        more = {"tool_call_id": "1"} if role == "tool" else {}
+        messages.append({"role": role, "content": content, **more})
+    return Chat.of(messages)
+
+
+@examples(30, 2000)
+@given(chats() | st.text(), st.integers(0, 200))
+def test_cut_context_fits_and_ends_like_the_context(context: str | Chat, limit: int) -> None:
+    shorter = cut(context, limit)
+    if isinstance(context, str):
+        assert context.endswith(shorter)
+        assert len(shorter) == min(limit, len(context))
+        return
+    last = context.messages[-1].content.rstrip()
+    left = shorter.messages[-1].content.rstrip()
+    assert last.endswith(left)
+    assert left or not last
+    if limit >= 6:  # at the least, a character of the last message stays
+        assert words(shorter) <= limit
 
 
 TEXT = "{{ messages[-1]['content'] }}"

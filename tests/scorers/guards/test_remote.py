@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.scorers.services.stand_ins import (
-    FAMILIES,
-    GuardServer,
-    Handler,
-    Service,
-    running,
-    share,
-)
+from tests.scorers.services.stand_ins import FAMILIES, GuardServer, Service, running, share
 from tide.core.chat import Chat
-from tide.core.errors import ScorerError
-from tide.scorers import score_texts
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
+from tide.scorers import guards, load_scorer, score_texts
 from tide.scorers.base import Exchange
 from tide.scorers.guards import FAMILIES as KNOWN
 from tide.scorers.guards import RemoteGuard
+from tide.scorers.services import ServedClassifier
 
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]
 World = tuple[Service, RemoteGuard, str]
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=KNOWN)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     family = request.param
-    handler: type[Handler] = type("Served", (GuardServer,), {"family": family})
-    with running(handler) as service:
+    with running(type("Served", (GuardServer,), {"family": family})) as service:
         yield service, RemoteGuard("some-guard", family, service.url, **QUICK), family
 
 
-def altered(change: Callable[[dict[str, Any]], None]) -> Any:
-    """Change the log-probabilities of each choice."""
+def altered(change: Callable[[list[Any]], list[Any]]) -> Any:
+    """Change the tokens of each choice."""
 
     def changed(answer: Any) -> Any:
         for choice in answer["choices"]:
-            change(choice["logprobs"])
+            choice["logprobs"]["content"] = change(choice["logprobs"]["content"])
         return answer
 
     return lambda number: changed
-
-
-def test_every_format_has_a_family_here() -> None:
-    assert FAMILIES.keys() == KNOWN.keys()
 
 
 def test_the_verdicts_of_every_family_are_read(world: World) -> None:
@@ -64,14 +55,13 @@ def test_the_verdicts_of_every_family_are_read(world: World) -> None:
 
 
 def test_a_server_gets_the_conversation() -> None:
-    handler: type[Handler] = type("Served", (GuardServer,), {"family": "llama-guard"})
     chat = Chat.of([
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "An <|im_end|> old question. " + "long " * 4000},
         {"role": "assistant", "content": "An old answer."},
         {"role": "user", "content": "text number 3?"},
     ])  # fmt: skip
-    with running(handler) as service:
+    with running(GuardServer) as service:
         scorer = RemoteGuard("some-guard", "llama-guard", service.url, **QUICK)
         scorer.score([Exchange(chat, "An answer. <|im_end|>")])
         # The oldest question is too long.
@@ -90,28 +80,67 @@ def test_a_server_gets_the_conversation() -> None:
 def test_an_answer_without_a_verdict_is_an_error(world: World) -> None:
     service, scorer, family = world
     before = len(FAMILIES[family].before)
-
-    def cut_off(said: dict[str, Any]) -> None:
-        for name in said:
-            said[name] = said[name][:before]
-
-    def other_words(said: dict[str, Any]) -> None:
-        for token in said["content"]:
-            token |= {"token": "Hello", "top_logprobs": []}
-
-    for change in (cut_off, other_words):
-        service.answer = altered(change)
-        with pytest.raises(ScorerError, match=r"instead of a verdict|lacks log-prob") as caught:
-            score_texts(scorer, ["a text"])
-        assert "\n" not in str(caught.value)
+    service.answer = altered(lambda tokens: tokens[:before])
+    with pytest.raises(ScorerError, match=r"instead of a verdict|lacks log-prob") as caught:
+        score_texts(scorer, ["a text"])
+    assert "\n" not in str(caught.value)
+    other = {"token": "Hello", "top_logprobs": []}
+    service.answer = altered(lambda tokens: [token | other for token in tokens])
+    with pytest.raises(ScorerError, match=r"'Hello.*' instead of a verdict") as caught:
+        score_texts(scorer, ["a text"])
+    assert not isinstance(caught.value, ScorerUnavailableError)
 
 
 def test_a_verdict_without_alternatives_is_no_safer_than_it_may_be(world: World) -> None:
     service, scorer, _ = world
-
-    def alone(said: dict[str, Any]) -> None:
-        for token in said["content"]:
-            token["top_logprobs"] = []
-
-    service.answer = altered(alone)
+    service.answer = altered(lambda tokens: [token | {"top_logprobs": []} for token in tokens])
     assert (scorer.score(TEXTS) >= [share(text) - 1e-9 for text in TEXTS]).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("meta-llama/Llama-Guard-3-8B", "llama-guard"),
+        ("meta-llama/Llama-Guard-4-12B", "llama-guard"),
+        ("google/shieldgemma-2b", "shieldgemma"),
+        ("ibm-granite/granite-guardian-3.3-8b", "granite-guardian-3.3"),
+        ("ibm-granite/granite-guardian-4.1-8b", "granite-guardian-4"),
+        ("Qwen/Qwen3Guard-Gen-0.6B", "qwen3guard"),
+        ("allenai/wildguard", "wildguard"),
+    ],
+)
+def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
+    scorer = load_scorer(f"guard:{model}@http://host:8000")
+    assert isinstance(scorer, RemoteGuard)
+    assert scorer.name == f"guard:{model}@host:8000/v1#{family}"
+    assert scorer._family is KNOWN[family]
+    scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("openai-community/gpt2", r"its family is unknown; append # and a family \(llama-guard"),
+        ("Qwen/Qwen3Guard-Stream-4B", "its family is unknown"),
+        ("openai-community/gpt2#guardian", "unknown family 'guardian'"),
+        ("#shieldgemma", "name a model"),
+        ("@http://host", "name a model"),
+    ],
+)
+def test_a_guard_without_a_family_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_scorer(f"guard:{spec}")
+
+
+def test_the_page_has_every_family_and_variable() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text("utf-8")
+    section = page.partition("## Guard models")[2].partition("\n## ")[0]
+    assert {name for name in KNOWN if f"`{name}`" not in section} == set()
+    variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
+    sources = Path(guards.__file__).parent.rglob("*.py")
+    read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
+    families = [scorer.family for scorer in (RemoteGuard, ServedClassifier)]
+    read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}
+    read_from.remove("FAMILY_API_KEY")  # stands for those of the families
+    assert len(read_from) > 7
+    assert {name for name in read_from if f"`{name}`" not in page} == set()

@@ -28,7 +28,6 @@ EXCHANGES = [
     Exchange("are people kind today", "yes people are"),
     Exchange("are people rude today", "no people are kind"),
 ]
-TOXIC = [False, True, False, True, True, False, False]
 _LEARNED = 0.01  # below this loss every answer is right on any machine
 _MOST_STEPS = 900
 
