@@ -1,18 +1,22 @@
-"""Local servers that speak the real wire formats, misbehave on demand and count their requests."""
+"""Services that speak the real wire formats in this process, and misbehave on demand."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
+
+import httpx
+
+from tide.scorers.services import CATEGORIES
 
 # By name: HTTP status, error code and seconds of `Retry-After`.
 REFUSALS: dict[str, tuple[Any, ...]] = {
@@ -40,89 +44,54 @@ def toxicity(text: str) -> float:
     return (sum(map(ord, text)) * 7919 % 1000) / 1000
 
 
-class Service(ThreadingHTTPServer):
-    """answer: maps a request's number (from 0) to a method of `Handler`, a name of REFUSALS or a
-    change of the correct answer. connections: their number.
-    scored: how often each text got a correct answer.
+class Service:
+    """answer: maps a request's number (from 0) to "ok", a name of REFUSALS, another failure, or a
+    change of the correct answer. scored: how often each text got a correct answer.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
+    url = "http://service.test"
+    about: ClassVar[dict[str, Any]] = {}  # answers to GET requests, by path
 
-    def __init__(self, handler: type[Handler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self) -> None:
         self.answer: Callable[[int], str | Change] = lambda number: "ok"
-        self.connections = 0
         self.requests: list[dict[str, Any]] = []
+        self.transports: set[object] = set()
         self.scored: Counter[str] = Counter()
-        self.lock = threading.Lock()
-        self.closing = threading.Event()
-        self.elsewhere = "http://127.0.0.1:1"  # where redirects point to
-        self.url = f"http://127.0.0.1:{self.server_port}"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.connections += 1
-        super().process_request(request, client_address)
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        self.path, self.headers = request.url.raw_path.decode(), request.headers
+        if request.method == "GET":
+            status = 200 if self.path in self.about else 404
+            return httpx.Response(status, json=self.about.get(self.path))
+        body = json.loads(request.content)
+        number = len(self.requests)
+        self.requests.append({"path": self.path, "headers": request.headers, "body": body})
+        answer = self.answer(number)
+        if isinstance(answer, str) and answer.endswith(" if rude"):
+            answer = answer.removesuffix(" if rude") if "rude" in json.dumps(body) else "ok"
+        if isinstance(answer, str):
+            return await self._respond(answer, body)
+        return httpx.Response(200, json=answer(self.scores(body)))
 
+    async def _respond(self, answer: str, body: dict[str, Any]) -> httpx.Response:
+        if answer in REFUSALS:
+            return self._refuse(*REFUSALS[answer])
+        if answer == "slow":
+            await asyncio.sleep(3600)
+        if answer == "hang up":
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        if answer == "bad json":
+            return httpx.Response(200, content=b'{"attributeScores": ')
+        if answer == "redirect":
+            return httpx.Response(307, headers={"Location": "http://elsewhere.test"})
+        return httpx.Response(200, json=self.scores(body))
 
-@contextmanager
-def running(handler: type[Handler]) -> Iterator[Service]:
-    service = Service(handler)
-    thread = threading.Thread(target=service.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield service
-    finally:
-        service.closing.set()
-        service.shutdown()
-        thread.join()
-        service.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: Service
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.send(*self.about())
-
-    def about(self) -> tuple[int, Any]:
-        """Status and body of the answer to GET requests."""
-        return 404, {}
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            number = len(self.server.requests)
-            self.server.requests.append(
-                {"path": self.path, "headers": dict(self.headers), "body": body}
-            )
-        answer = self.server.answer(number)
-        if callable(answer):
-            self.send(200, answer(self.scores(body)))
-        elif answer in REFUSALS:
-            self.refuse(*REFUSALS[answer])
-        else:
-            getattr(self, answer.replace(" ", "_"))(body)
-
-    def send(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def refuse(self, status: int, code: str = "", pause: int = 0) -> None:
+    def _refuse(self, status: int, code: str = "", pause: int = 0) -> httpx.Response:
         # Some services quote the key in messages.
         message = f"refused: {self.path} {dict(self.headers)}"
         error = self.error(status, code) | {"message": message} if code else message
-        self.send(status, {"error": error}, {"Retry-After": str(pause)} if pause else None)
+        headers = {"Retry-After": str(pause)} if pause else {}
+        return httpx.Response(status, json={"error": error}, headers=headers)
 
     def error(self, status: int, code: str) -> dict[str, Any]:
         return {"code": code, "type": "x"}
@@ -130,55 +99,30 @@ class Handler(BaseHTTPRequestHandler):
     def scores(self, body: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def counted(self, texts: list[str]) -> None:
-        with self.server.lock:
-            self.server.scored.update(texts)
 
-    def ok(self, body: dict[str, Any]) -> None:
-        self.send(200, self.scores(body))
+@contextmanager
+def running(kind: type[Service]) -> Iterator[Service]:
+    """Inside, a service replies to all requests instead of the network."""
+    service = kind()
 
-    def broken_if_rude(self, body: dict[str, Any]) -> None:
-        if "rude" in json.dumps(body):
-            self.refuse(500)
-        else:
-            self.ok(body)
+    async def handle(transport: object, request: httpx.Request) -> httpx.Response:
+        service.transports.add(transport)
+        answer = await service.handle(request)
+        stream = httpx.ByteStream(answer.content)  # whole content cannot be read as a stream
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=stream)
 
-    def bad_json_if_rude(self, body: dict[str, Any]) -> None:
-        if "rude" in json.dumps(body):
-            self.bad_json(body)
-        else:
-            self.ok(body)
-
-    def slow(self, body: dict[str, Any]) -> None:
-        self.server.closing.wait()
-        self.close_connection = True
-
-    def half(self, body: dict[str, Any]) -> None:
-        content = json.dumps(self.scores(body)).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2])
-        self.close_connection = True
-
-    def hang_up(self, body: dict[str, Any]) -> None:
-        self.close_connection = True
-
-    def bad_json(self, body: dict[str, Any]) -> None:
-        self.send(200, b'{"attributeScores": ')
-
-    def redirect(self, body: dict[str, Any]) -> None:
-        self.send(307, b"", {"Location": f"{self.server.elsewhere}{self.path}"})
+    with patch.object(httpx.AsyncHTTPTransport, "handle_async_request", handle):
+        yield service
 
 
-class Perspective(Handler):
+class Perspective(Service):
     """`comments:analyze`."""
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert urlsplit(self.path).path == "/v1alpha1/comments:analyze"
         assert parse_qs(urlsplit(self.path).query)["key"]
         text = body["comment"]["text"]
-        self.counted([text])
+        self.scored.update([text])
         score = {"summaryScore": {"value": toxicity(text), "type": "PROBABILITY"}}
         return {
             "attributeScores": dict.fromkeys(body["requestedAttributes"], score),
@@ -191,20 +135,15 @@ class Perspective(Handler):
         return {"code": status, "status": "INVALID_ARGUMENT", "details": [{where: code}]}
 
 
-class Moderation(Handler):
+class Moderation(Service):
     """`POST /moderations` of the OpenAI API, with a list of texts."""
-
-    CATEGORIES = (
-        "harassment", "harassment/threatening", "hate", "hate/threatening", "illicit",
-        "illicit/violent", "self-harm", "self-harm/instructions", "self-harm/intent", "sexual",
-        "sexual/minors", "violence", "violence/graphic",
-    )  # fmt: skip
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.path == "/moderations"
         assert self.headers["Authorization"].startswith("Bearer ")
-        self.counted(body["input"])
-        usual = dict.fromkeys(self.CATEGORIES, 0.99) | dict.fromkeys(self.CATEGORIES[:4], 0.0)
+        self.scored.update(body["input"])
+        # Categories of other harms do not count.
+        usual = dict.fromkeys(CATEGORIES, 0.0) | {"violence": 0.99}
         results = [
             {"flagged": False, "category_scores": usual | {"harassment": toxicity(text)}}
             for text in body["input"]
@@ -212,50 +151,42 @@ class Moderation(Handler):
         return {"id": "modr-1", "model": body["model"], "results": results}
 
 
-class VllmPooling(Handler):
+class VllmPooling(Service):
     """vLLM's `/classify` (two classes)."""
 
-    def about(self) -> tuple[int, Any]:
-        if self.path != "/v1/models":
-            return 404, {"detail": "Not Found"}
-        return 200, {"object": "list", "data": [{"id": "some/model", "object": "model"}]}
+    about: ClassVar[dict[str, Any]] = {"/v1/models": {"data": [{"id": "some/model"}]}}
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["model"] == "some/model"
         assert self.path == "/classify"
         texts = body["input"]
-        self.counted(texts)
-        return {"object": "list", "data": [self.row(i, text) for i, text in enumerate(texts)]}
+        self.scored.update(texts)
+        rows = []
+        for index, score in enumerate(map(toxicity, texts)):
+            label = "toxic" if score > 0.5 else "neutral"
+            probs = [1 - score, score]
+            rows.append({"index": index, "label": label, "probs": probs, "num_classes": 2})
+        return {"object": "list", "data": rows}
 
-    def row(self, index: int, text: str) -> dict[str, Any]:
-        score = toxicity(text)
-        label = "toxic" if score > 0.5 else "neutral"
-        return {"index": index, "label": label, "probs": [1 - score, score], "num_classes": 2}
 
-
-class Tei(Handler):
+class Tei(Service):
     """`/predict` of a classifier with three labels; it refuses the same requests as the service."""
 
     LABELS = ("neutral", "toxic", "insult")
-    kind: ClassVar[dict[str, Any]] = {
-        "classifier": {"id2label": {str(i): name for i, name in enumerate(LABELS)}}
-    }
-
-    def about(self) -> tuple[int, Any]:
-        assert self.path == "/info"
-        return 200, {
+    kind: ClassVar[dict[str, Any]] = {"classifier": {"id2label": dict(enumerate(LABELS))}}
+    about: ClassVar[dict[str, Any]] = {
+        "/info": {
             "model_id": "some/model", "model_sha": "0123456789abcdef", "model_dtype": "float32",
-            "model_type": self.kind, "max_client_batch_size": 4, "version": "1.9.0",
-        }  # fmt: skip
+            "model_type": kind, "max_client_batch_size": 4, "version": "1.9.0",
+        }
+    }  # fmt: skip
 
     def scores(self, body: dict[str, Any]) -> Any:
         assert self.path == "/predict"
         assert body["truncate"] is False
         assert len(body["inputs"]) <= 4
-        # The service reads two strings in a list as a pair.
-        assert all(isinstance(row, list) and len(row) == 1 for row in body["inputs"])
-        texts = [texts_of_row[0] for texts_of_row in body["inputs"]]
-        self.counted(texts)
+        texts = [text for (text,) in body["inputs"]]  # two strings in a list would be a pair
+        self.scored.update(texts)
         return [self.row(toxicity(text)) for text in texts]
 
     def row(self, score: float) -> list[dict[str, Any]]:
@@ -300,7 +231,7 @@ def share(text: str) -> float:
     return 0.01 + 0.98 * toxicity(text)
 
 
-class GuardServer(Handler):
+class GuardServer(Service):
     """A guard over OpenAI's chat API, as vLLM serves one.
 
     family: whose words it answers with. A tenth of the probability goes to tokens of no verdict.
@@ -315,7 +246,7 @@ class GuardServer(Handler):
         content = body["messages"][0]["content"]
         numbered = re.search(r"text number \d+", content)  # in a prompt
         text = numbered[0] if numbered else content
-        self.counted([text])
+        self.scored.update([text])
         tokens = [
             {
                 "token": likeliest[0][0],

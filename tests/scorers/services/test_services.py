@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import httpx
 import pytest
+from benchmarks.streams.server import listening
+from hypothesis import HealthCheck, given, settings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from tests.hostile import CONTROL_TOKENS
+from tests.command import tide
+from tests.generated import examples
+from tests.hostile import CONTROL_TOKENS, answers, network, said
+from tests.hostile import KEY as EXPOSED_KEY
 from tests.scorers.services.stand_ins import (
     Change,
     GuardServer,
@@ -26,7 +41,12 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError, Scorer
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Scores, attributes_of, score_groups
 from tide.scorers.guards import RemoteGuard
-from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer, ServedClassifier
+from tide.scorers.services import (
+    CATEGORIES,
+    OpenAIModerationScorer,
+    PerspectiveScorer,
+    ServedClassifier,
+)
 
 KEY = "AIza-Not_A-Real+Key/0123456789=="
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}
@@ -104,7 +124,6 @@ def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
         ("vllm", "burst"),
         ("tei", "broken"),
         ("guard", "unavailable"),
-        ("perspective", "half"),
         ("moderation", "hang up"),
         *((kind, failure) for kind in KINDS for failure in ("bad json", lambda _: {})),
     ],
@@ -126,6 +145,8 @@ CODES = [
 ]
 REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     ("vllm", "denied", ScorerRefusedError, "HTTP 401; check "),
+    ("vllm", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check "),
+    ("perspective", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check .*URL"),
     ("guard", "not there", ScorerRefusedError, "HTTP 404 at /.*; check "),
     *((kind, "bad request", ScorerError, rf"HTTP 400{c} \(texts: 1, char") for kind, c in CODES),
     ("tei", "failed inference", ScorerError, r"HTTP 424 \(texts: 1"),
@@ -153,16 +174,6 @@ def test_a_refusal_is_not_tried_again(
         assert len(service.requests) == 1
 
 
-def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
-    service, scorer, _ = world
-    with running(VllmPooling) as elsewhere:
-        service.elsewhere = elsewhere.url
-        service.answer = lambda number: "redirect"
-        with pytest.raises(ScorerRefusedError, match=r"HTTP 307 at /.*; check .*(address|URL)"):
-            scorer.score(["a text"])
-        assert elsewhere.requests == []
-
-
 def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
     with made("tei", timeout=0.3, attempts=1) as (service, scorer, _):
         service.answer = lambda number: "slow"
@@ -172,51 +183,23 @@ def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
         ServedClassifier("http://127.0.0.1:1", attempts=1)
 
 
-def rows(change: Change) -> Change:
-    """Change the list in an answer."""
-
-    def changed(answer: Any) -> Any:
-        if isinstance(answer, list):
-            return change(answer)
-        name = next(n for n in ("data", "choices", "results", "categoriesAnalysis") if n in answer)
-        return answer | {name: change(answer[name])}
-
-    return changed
-
-
-def each(**fields: Any) -> Change:
-    return rows(lambda answers: [answer | fields for answer in answers])
-
-
-def chat_place(**fields: Any) -> Change:
-    position = {"token": "safe", "logprob": 0.0, "top_logprobs": [], **fields}
-    return each(logprobs={"content": [position] * 5})
-
-
-too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * len(found))
-
-
 def test_rows_in_another_order_go_by_their_number() -> None:
     with made("vllm") as (service, scorer, expected):
-        service.answer = lambda number: rows(lambda answers: answers[::-1])
+        service.answer = lambda number: lambda answer: {"data": answer["data"][::-1]}
         assert scorer.score(TEXTS) == pytest.approx([expected(text) for text in TEXTS])
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("vllm", twice, "the server returned 4 answers to 4 texts"),
-        ("vllm", too_few, "3 answers to 4 texts"),
-        ("vllm", each(probs=[1.2, -0.2]), "the answer cannot be used: data.0.probs.0"),
-        ("tei", too_few, "3 scores for 4 texts"),
-        (
-            "tei",
-            rows(lambda answers: [[{"label": "good", "score": 1.0}] for _ in answers]),
-            "labels differ from the model's labels",
-        ),
-        ("tei", rows(lambda answers: [labels[0] for labels in answers]), "cannot be used"),
-        ("guard", each(logprobs=None), "the answer lacks log-probabilities"),
-        ("moderation", too_few, "3 scores for 4 texts"),
+        ("vllm", lambda answer: {"data": answer["data"][:1] * 4}, "returned 4 answers to 4 texts"),
+        ("vllm", lambda answer: {"data": answer["data"][1:]}, "3 answers to 4 texts"),
+        ("vllm", lambda _: {"data": [{"index": 0, "probs": [1.2, -0.2]}]}, r"data\.0\.probs\.0"),
+        ("tei", lambda rows: rows[1:], "3 scores for 4 texts"),
+        ("tei", lambda rows: [[{"label": "good", "score": 1.0}] for _ in rows], "labels differ"),
+        ("tei", lambda rows: [labels[0] for labels in rows], "cannot be used"),
+        ("guard", lambda _: {"choices": [{"logprobs": None}]}, "the answer lacks log-probabil"),
+        ("moderation", lambda answer: {"results": answer["results"][1:]}, "3 scores for 4 texts"),
         ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
     ],
 )
@@ -227,25 +210,6 @@ def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
             score_texts(scorer, TEXTS[:4])
         service.answer = lambda number: "ok"
         assert scorer.score(TEXTS[:4]) == pytest.approx([expected(text) for text in TEXTS[:4]])
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "message"),
-    [
-        ("guard", chat_place(token="Hello"), "'HelloHello.*' instead of a verdict"),
-        (
-            "moderation",
-            lambda answer: {"results": [{"category_scores": {"harassment": 0.5}}]},
-            "no category 'harassment/threatening'; it has harassment",
-        ),
-    ],
-)
-def test_answers_that_come_again_are_errors(kind: str, change: Change, message: str) -> None:
-    with made(kind) as (service, scorer, _):
-        service.answer = lambda number: change
-        with pytest.raises(ScorerError, match=message) as caught:
-            score_texts(scorer, ["a text"])
-        assert not isinstance(caught.value, ScorerUnavailableError)
 
 
 def test_which_class_is_toxic() -> None:
@@ -270,15 +234,12 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
         both = scores.attributes["toxic"] + scores.attributes["insult"]
         assert scorer.score(TEXTS) == pytest.approx(both)
-        with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
-            load_scorer(f"classifier:{service.url}#rude")
-        with pytest.raises(InputError, match="add up to 1 for every text; name the toxic"):
-            load_scorer(f"classifier:{service.url}#neutral,toxic,insult")
+        info = Tei.about["/info"]
         toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
-        monkeypatch.setattr(Tei, "kind", toxic_only)
+        monkeypatch.setitem(info, "model_type", toxic_only)
         with pytest.raises(InputError, match="inference applies a softmax to any model"):
             load_scorer(f"classifier:{service.url}#toxic")
-        monkeypatch.setattr(Tei, "kind", {"reranker": {}})
+        monkeypatch.setitem(info, "model_type", {"reranker": {}})
         with pytest.raises(ScorerRefusedError, match="is not a classifier"):
             load_scorer(f"classifier:{service.url}")
 
@@ -290,32 +251,191 @@ def test_moderation_s_categories_and_batches() -> None:
         assert scorer.score([f"text {i}" for i in range(70)]) == pytest.approx([0.99] * 70)
         assert sorted(len(r["body"]["input"]) for r in service.requests) == [6, 32, 32]
         assert service.requests[0]["body"]["model"] == "a-model"
-        with pytest.raises(ScorerError, match="no category 'rudeness'; it has harassment"):
+        with pytest.raises(ScorerError, match="no category 'rudeness'; it has hara") as caught:
             OpenAIModerationScorer("m#rudeness", url=service.url, **QUICK).score(["a text"])
+        assert not isinstance(caught.value, ScorerUnavailableError)
 
 
 def test_each_scorer_of_a_service_keeps_its_own_rate() -> None:
-    with running(Moderation) as service:
-        fast, slow, again = (
-            OpenAIModerationScorer(url=service.url, **{**QUICK, "queries_per_second": rate})
-            for rate in (50.0, 1.0, 50.0)
-        )
-        assert (fast._pace.per_second, slow._pace.per_second) == (50.0, 1.0)
-        assert again._pace is fast._pace  # equal rates share the service's quota
+    options = {**QUICK, "url": "http://host"}
+    fast, slow, again = (
+        OpenAIModerationScorer(**{**options, "queries_per_second": rate})
+        for rate in (50.0, 1.0, 50.0)
+    )
+    assert (fast._pace.per_second, slow._pace.per_second) == (50.0, 1.0)
+    assert again._pace is fast._pace  # equal rates share the service's quota
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(VllmPooling) as service:
         monkeypatch.setenv("CLASSIFIER_API_KEY", KEY)
         load_scorer(f"classifier:{service.url}#1").score(["a text"])
-        assert service.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
+        assert service.requests[0]["headers"]["authorization"] == f"Bearer {KEY}"
     with running(Moderation) as service:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("OPENAI_BASE_URL", service.url)
         usual = load_scorer("openai-moderation")
         assert usual.name == f"openai-moderation:omni-moderation-2024-09-26@{place(service)}"
         assert usual.score(["a text"]) == pytest.approx([toxicity("a text")])
-    with pytest.raises(InputError, match="needs an argument"):
-        load_scorer("classifier")
     with pytest.raises(InputError, match="expected an address like"):
         load_scorer("classifier:host")
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A service with Perspective's protocol, of which the environment says address and key."""
+    with running(Perspective) as service:
+        monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
+        monkeypatch.setenv("PERSPECTIVE_URL", service.url)
+        monkeypatch.setenv("PERSPECTIVE_QPS", "5000")
+        yield service
+
+
+def test_perspective_is_asked_in_its_wire_format(google: Service) -> None:
+    scorer = PerspectiveScorer("INSULT,THREAT")
+    scores = score_texts(scorer, TEXTS[:2]).values
+    assert scores == pytest.approx([toxicity(text) for text in TEXTS[:2]])
+    assert scorer.name == f"perspective:INSULT,THREAT@{place(google)}"
+    sent = {request["body"]["comment"]["text"]: request for request in google.requests}
+    assert sent[TEXTS[0]]["path"] == f"/v1alpha1/comments:analyze?key={quote(KEY, safe='')}"
+    assert sent[TEXTS[0]]["body"] == {
+        "comment": {"text": TEXTS[0]},
+        "languages": ["en"],
+        "requestedAttributes": {"INSULT": {}, "THREAT": {}},
+        "doNotStore": True,
+    }
+
+
+@pytest.mark.usefixtures("google")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PERSPECTIVE_API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
+        ("PERSPECTIVE_API_KEY", "a\nb", "characters that a key cannot have"),
+        ("PERSPECTIVE_QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
+        ("PERSPECTIVE_URL", "https://user:password@host", "PERSPECTIVE_URL: an address with a"),
+    ],
+)
+def test_bad_variables_are_named(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        load_scorer("perspective")
+
+
+@pytest.mark.parametrize("failure", ["ok", "bad key"])
+def test_key_is_in_no_output(
+    failure: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither printed nor written nor logged, with the logs of httpx and of the connection on."""
+    service = Perspective()
+    service.answer = lambda number: failure
+
+    async def respond(request: Request) -> Response:
+        content = await request.body()
+        asked = httpx.Request("POST", str(request.url), headers=request.headers, content=content)
+        answer = await service.handle(asked)
+        return Response(answer.content, answer.status_code)
+
+    monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    app = Starlette(routes=[Route("/{path:path}", respond, methods=["POST"])])
+    with listening(app) as url:
+        monkeypatch.setenv("PERSPECTIVE_URL", url)
+        code = tide("score", "one text", "-s", "perspective", "-o", tmp_path / "scores.jsonl")
+    assert code == (0 if failure == "ok" else 1)
+    assert len(service.requests) == 1
+    printed = capsys.readouterr()
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "HTTP" in caplog.text
+    for shown in (KEY, quote(KEY, safe="")):
+        assert shown not in caplog.text + printed.out + printed.err + written
+
+
+def test_service_is_asked_by_one_client_for_life() -> None:
+    with made("perspective") as (service, scorer, _):
+        for number in range(20):
+            scorer.score([f"text {number}"])
+        assert len(service.requests) == 20
+        assert len(service.transports) == 1
+        thread = scorer.portal._thread
+        assert thread in threading.enumerate()
+        scorer.close()
+        assert thread not in threading.enumerate()
+        with pytest.raises(ScorerError, match="the scorer is closed"):
+            scorer.score(["a text"])
+
+
+SENT_ONCE = {**QUICK, "key": EXPOSED_KEY, "url": "http://service.test", "attempts": 1}
+
+
+def is_score(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def perspective(body: Any) -> Any:
+    score = {"value": toxicity(body["comment"]["text"]), "type": "PROBABILITY"}
+    return {"attributeScores": {"TOXICITY": {"summaryScore": score}}, "languages": ["en"]}
+
+
+def read_perspective(answer: Any) -> Any:
+    return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
+
+
+def moderation(body: Any) -> Any:
+    rows = [dict.fromkeys(CATEGORIES, toxicity(text)) for text in body["input"]]
+    return {"id": "x", "results": [{"flagged": False, "category_scores": row} for row in rows]}
+
+
+def read_moderation(answer: Any) -> Any:
+    rows = [result["category_scores"] for result in answer["results"]]
+    assert all(is_score(row[name]) for row in rows for name in CATEGORIES)
+    return [max(row[name] for name in CATEGORIES) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("make_scorer", "texts", "right", "read"),
+    [
+        (PerspectiveScorer, TEXTS[:1], perspective, read_perspective),
+        (OpenAIModerationScorer, TEXTS[:2], moderation, read_moderation),
+    ],
+)
+@pytest.mark.attack
+@given(make=answers())
+@settings(examples(15, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_service_gives_what_its_answer_says_or_one_line(
+    make_scorer: Any,
+    texts: list[str],
+    right: Any,
+    read: Any,
+    make: Callable[[Any], httpx.Response],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meant: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == "service.test"
+        response = make(right(json.loads(request.content)))
+        meant.append(said(response))
+        return response
+
+    caplog.set_level(logging.DEBUG, "httpx")
+    with network(answer):
+        try:
+            scores = make_scorer(**SENT_ONCE).score(texts).tolist()
+        except ScorerError as error:
+            refusal = str(error)
+            assert len(refusal.splitlines()) == 1
+            assert len(refusal) < 2000
+            assert EXPOSED_KEY not in refusal
+        else:
+            assert len(meant) == 1
+            assert all(map(is_score, scores))
+            assert scores == read(meant[0])
+    assert EXPOSED_KEY not in caplog.text
+    caplog.clear()
