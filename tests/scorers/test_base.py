@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -15,20 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes import FakeScorer
 from tests.generated import examples
 from tests.scorers.test_wrappers import TwoSides
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import (
-    Attributed,
-    PlainScorer,
-    Scores,
-    attributes_of,
-    is_blank,
-    is_nearly_empty,
-    is_quick,
-    score_groups,
-)
+from tide.scorers.base import Attributed, attributes_of, is_blank, is_nearly_empty, is_quick
 from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -53,9 +44,8 @@ def stated(values: Sequence[Any]) -> list[float] | None:
 
 
 UNIT = st.floats(0, 1)
-ANY_FLOAT = st.floats() | UNIT
 PLAIN = st.one_of(
-    st.integers(-2, 2), UNIT, ANY_FLOAT, UNIT.map(np.float64), UNIT.map(np.float32),
+    st.integers(-2, 2), UNIT, st.floats(), UNIT.map(np.float64), UNIT.map(np.float32),
     UNIT.map(np.float16), UNIT.map(np.longdouble), st.integers(0, 1).map(np.int8),
     st.integers(0, 1).map(np.uint64),
 )  # fmt: skip
@@ -79,38 +69,28 @@ WHOLE: list[Callable[[], Any]] = [
     lambda: torch.zeros(N, 1), lambda: torch.zeros(()), lambda: torch.full((N,), math.nan),
     lambda: torch.full((N,), -0.5, dtype=torch.bfloat16), lambda: [[0.1] * N] * N,
 ]  # fmt: skip
-SIZES = st.sampled_from([N] * 8 + [0, 1, N + 1])
-SEQUENCES = st.sampled_from([list, tuple])
 
 
 @st.composite
 def lists(draw: st.DrawFn) -> Case:
-    size, to = draw(SIZES), draw(SEQUENCES)
+    size, to = draw(st.sampled_from([N] * 8 + [0, 1, N + 1])), draw(st.sampled_from([list, tuple]))
     numbers = draw(st.lists(PLAIN, min_size=size, max_size=size))
     return (lambda: to(numbers)), stated(numbers)
 
 
-class Answering:
+def answering(answer: Callable[[], Any]) -> Scorer:
     """A third-party scorer that always returns `answer()`."""
-
-    name, threshold = "answering@1", 0.5
-
-    def __init__(self, answer: Callable[[], Any]) -> None:
-        self._answer = answer
-
-    def score(self, texts: Sequence[str]) -> Any:
-        return self._answer()
-
-    def close(self) -> None:
-        pass
+    scorer = FakeScorer()
+    scorer.score = lambda texts: answer()  # type: ignore[method-assign]
+    return scorer
 
 
 WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
     lambda answer: load_scorer(lambda texts: answer()),
-    Answering,
-    lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
-    lambda answer: MeanScorer([Answering(answer), Answering(answer)]),
-    lambda answer: WindowedScorer(Answering(answer)),
+    answering,
+    lambda answer: MaxScorer([answering(answer), answering(answer)]),
+    lambda answer: MeanScorer([answering(answer), answering(answer)]),
+    lambda answer: WindowedScorer(answering(answer)),
 ]
 
 
@@ -142,7 +122,7 @@ def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]
     with pytest.raises(
         ScorerError, match=r"not a list of numbers|the answer has shape|not a score|failed: Unpr"
     ):
-        score_texts(Answering(answer), TEXTS)
+        score_texts(answering(answer), TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +139,13 @@ def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]
 )
 def test_numbers_of_every_type_are_scores(answer: Any) -> None:
     expected = [float(value) for value in answer.tolist()]
-    assert score_texts(Answering(lambda: answer), TEXTS).values.tolist() == expected
+    assert score_texts(answering(lambda: answer), TEXTS).values.tolist() == expected
 
 
 def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
     buffer = np.array([0.9] * N)
-    scores = score_texts(Answering(lambda: buffer), TEXTS)
-    buffer[:] = random.random()
+    scores = score_texts(answering(lambda: buffer), TEXTS)
+    buffer[:] = 0.1
     assert scores.values.tolist() == [0.9] * N
 
 
@@ -181,42 +161,23 @@ def test_a_function_is_a_scorer() -> None:
     assert load_scorer(scorer) is scorer
 
 
-class Editing:
-    """Scores by length, and then empties the texts in its list."""
-
-    name, threshold = "editing", 0.5
+class Editing(FakeScorer):
+    """Empties the texts in its list after it scored them."""
 
     def score(self, texts: Any) -> Any:
-        scores = by_length(texts)
+        scores = super().score(texts)
         texts[:] = [""] * len(texts)
-        return np.array(scores)
-
-    def close(self) -> None:
-        pass
+        return scores
 
 
 def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
-    expected = score_texts(CallableScorer(by_length), TEXTS).values.tolist()
+    expected = by_length(TEXTS)
     texts = list(TEXTS)
-    assert score_texts(Editing(), texts).values.tolist() == expected
-    both = MaxScorer([Editing(), CallableScorer(by_length)])
+    editing = Editing(lambda text: len(text) / 100)
+    assert score_texts(editing, texts).values.tolist() == expected
+    both = MaxScorer([editing, CallableScorer(by_length)])
     assert score_texts(both, texts).values.tolist() == expected
     assert texts == TEXTS
-
-
-def test_a_group_that_a_scorer_cannot_take_fails_alone_and_both_ends_are_scores() -> None:
-    def picky(texts: list[str]) -> list[float]:
-        if "bad one" in texts:
-            raise ValueError("not this one")
-        return [float(text == "worst") for text in texts]
-
-    good, bad, worst = score_groups(
-        CallableScorer(picky), [["good"], ["fine", "bad one"], ["worst"]]
-    )
-    assert isinstance(good, Scores)
-    assert isinstance(bad, ScorerError)
-    assert isinstance(worst, Scores)
-    assert [good.values.tolist(), worst.values.tolist()] == [[0.0], [1.0]]
 
 
 @pytest.mark.parametrize(
@@ -254,27 +215,15 @@ def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -
     ("skip", "value"), [(is_nearly_empty, 0.0), (is_blank, 0.02), (None, 0.02)]
 )
 def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
-    sent: list[str] = []
-
-    def spy(texts: list[str]) -> list[float]:
-        sent.extend(texts)
-        return by_length(texts)
-
-    scores = score_texts(CallableScorer(spy), ["ab", "long enough"], skip)
+    scorer = FakeScorer(lambda text: len(text) / 100)
+    scores = score_texts(scorer, ["ab", "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
     assert scores.empty.tolist() == [skip is is_nearly_empty, False]
-    assert ("ab" in sent) == (skip is not is_nearly_empty)
+    assert ("ab" in scorer.texts) == (skip is not is_nearly_empty)
 
 
-@pytest.mark.parametrize("kind", ["function", "method"])
-def test_an_asynchronous_scorer_is_never_quick(kind: str) -> None:
+def test_an_asynchronous_scorer_is_never_quick() -> None:
     """It could wait for the engine that waits for it."""
-
-    class Waits(PlainScorer):
-        name, threshold, quick = "waits", 0.5, True
-
-        async def score(self, texts: Any) -> Any:
-            return [0.0 for _ in texts]
 
     async def waits(texts: Any) -> Any:
         return [0.0 for _ in texts]
@@ -283,8 +232,12 @@ def test_an_asynchronous_scorer_is_never_quick(kind: str) -> None:
         return [0.0 for _ in texts]
 
     waits.quick = answers.quick = True  # type: ignore[attr-defined]
-    assert not is_quick(load_scorer(waits) if kind == "function" else Waits())  # type: ignore[arg-type]
+    assert not is_quick(load_scorer(waits))
     assert is_quick(load_scorer(answers))
+    scorer = FakeScorer(quick=True)
+    assert is_quick(scorer)
+    scorer.score = waits  # type: ignore[assignment, method-assign]
+    assert not is_quick(scorer)
 
 
 SENTENCES = ["The weather is fine", "Rain", "the people are kind " * 3]

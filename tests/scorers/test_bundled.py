@@ -1,25 +1,29 @@
-"""Properties of the bundled scorers for any text, and the weights files that they refuse."""
+"""The bundled scorers: properties for any text, golden scores, windows, and the files they read."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import re
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tests.scorers.test_encoder import KINDS, small
-from tests.scorers.test_pocket import TEXTS
+from tests.scorers.test_pocket import FRIENDLY, TEXTS
+from tests.scripts.loading import load_script
 from tide import pocket
+from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange, reads_exchanges
+from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 
 FILES = {
@@ -93,7 +97,27 @@ def test_any_text_has_a_score(scorer: Scorer, texts: list[str]) -> None:
         assert ((scores >= 0) & (scores <= 1)).all()  # false for NaN
 
 
-KNOTS = np.array([[0.0], [0.0]])
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "house", "garden", "street", "quiet", "##s", "a"]
+SHAPE = Shape(tokens=24, text=14)
+KINDS: dict[str, Any] = {"sentence": SentenceScorer, "exchange": ExchangeScorer}
+
+
+def small(path: Path, kind: str, **changes: Any) -> Any:
+    """Write a small network with random weights; return the network."""
+    pytest.importorskip("onnx")
+    training = load_script("models/encoder_training.py")
+    torch.manual_seed(0)
+    sizes = training.Sizes(len(PIECES), 24, kind == "exchange", 2, 16, 32, 2)
+    network = training.Network(sizes).eval()
+    write(network, path, kind, SHAPE.model_copy(update=changes))
+    return network
+
+
+def write(network: Any, path: Path, kind: str, shape: Shape) -> None:
+    weights = load_script("models/encoder_training.py").arrays(network)
+    pair = kind == "exchange"
+    file = load_script("models/encoder_file.py")
+    file.write(path, weights, shape, PIECES, 2, pair=pair, exact=not pair)
 
 
 def saved(path: Path, kind: str, tensors: dict[str, Any], changes: dict[str, Any]) -> Any:
@@ -101,10 +125,11 @@ def saved(path: Path, kind: str, tensors: dict[str, Any], changes: dict[str, Any
     if kind != "pocket":
         small(path, kind, **changes)
         return KINDS[kind]
-    usual = {"weights": np.zeros(N_FEATURES, np.float16), "bias": np.zeros(1), "knots": KNOTS}
+    weights = np.zeros(N_FEATURES, np.float16)
+    stored = {"weights": weights, "bias": np.zeros(1), "knots": np.zeros((2, 1))} | tensors
     metadata = {METADATA: json.dumps({"fingerprint": fingerprint()} | changes)}
-    stored = {name: tensor for name, tensor in (usual | tensors).items() if tensor is not None}
-    save_file(stored, path, metadata=metadata)
+    given = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(given, path, metadata=metadata)
     return PocketScorer
 
 
@@ -123,10 +148,8 @@ def test_refuses_weights_of_another_kind(
 ) -> None:
     path = tmp_path / "weights.safetensors"
     create = saved(path, kind, tensors, changes)
-    with pytest.raises(ScorerError, match=f"{kind} scorer: cannot use {path}: .*") as error:
+    with pytest.raises(ScorerError, match=f"^{kind} scorer: cannot use .*{message}.*$"):
         create(path)
-    assert re.search(message, str(error.value))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -148,3 +171,96 @@ def test_refuses_missing_and_damaged_files_and_equal_weights_make_equal_files(
     path.unlink()
     with pytest.raises(ScorerError, match=r"cannot use .*weights\.safetensors"):
         create(path)
+
+
+# Windows of `sentence` and `exchange`
+
+
+def test_the_worst_window_of_a_long_text_counts() -> None:
+    insult = "You are a stupid idiot and everybody hates you."
+    long = f"{FRIENDLY} " * 12 + insult + f" {FRIENDLY}" * 12
+    sentence = SentenceScorer()
+    assert max(sentence.score([f"{FRIENDLY} " * 24, FRIENDLY])) < 0.5
+    assert min(sentence.score([long, insult])) > 0.5
+
+
+def windows(text: str, context: str | Chat = "", pair: bool = False) -> list[tuple[list[int], int]]:
+    return list(Reader(PIECES, SHAPE, pair).windows(Exchange(context, text)))
+
+
+def test_windows_overlap_by_half_and_leave_nothing_out() -> None:
+    words = " ".join(random.Random(0).choices(["house", "garden", "street", "quiet"], k=200))
+    whole = Reader(PIECES, SHAPE, False).ids(words)
+    read = windows(words)
+    assert all((ids[0], start, ids[-1]) == (2, 1, 3) for ids, start in read)
+    inner = [ids[1:-1] for ids, _ in read]
+    assert all(7 < len(part) <= 14 for part in inner)
+    assert all(window[7:] == following[:7] for window, following in itertools.pairwise(inner))
+    assert [*inner[0][:7], *(i for part in inner for i in part[7:])] == whole
+    assert windows("") == [([2, 3], 1)]
+    assert windows("A Quiet houses?") == [([2, 9, 7, 4, 8, 1, 3], 1)]
+    assert windows("\ud800") == [([2, 1, 3], 1)]
+
+
+def test_a_window_keeps_the_end_of_the_context() -> None:
+    short = windows("a garden", "quiet street", pair=True)
+    assert short == [([2, 7, 6, 3, 9, 5, 3], 4)]
+    assert windows("a garden", "", pair=True) == [([2, 3, 9, 5, 3], 2)]
+    long = windows("house " * 40, "quiet " * 50 + "street", pair=True)
+    assert len(long) > 2
+    for ids, start in long:
+        assert len(ids) <= 24
+        assert ids[start - 2 : start] == [6, 3]
+        assert set(ids[1 : start - 2]) == {7}
+        assert set(ids[start:-1]) == {4}
+
+
+def test_the_context_of_a_chat_is_its_messages_without_the_systems() -> None:
+    words = {"system": "garden", "user": "quiet", "assistant": "street"}
+    said = [{"role": role, "content": word} for role, word in words.items()]
+    chat = Chat.of([*said, {"role": "user", "content": "house"}])
+    assert windows("a", chat, pair=True) == windows("a", "quiet\nstreet\nhouse", pair=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_gives_what_the_network_gave(tmp_path: Path, kind: str) -> None:
+    network = small(tmp_path / "file.onnx", kind, scale=2.0, offset=-0.5)
+    scorer = KINDS[kind](tmp_path / "file.onnx")
+    texts = ["a quiet garden", "quiet garden a", "a house"]
+    exchanges = [Exchange("street", text) for text in texts]
+    rows = [next(scorer.reader.windows(exchange)) for exchange in exchanges]
+    wanted = []
+    for ids, start in rows:
+        types = [0] * start + [1] * (len(ids) - start)
+        with torch.inference_mode():
+            inputs = torch.tensor([ids]), torch.tensor([types]), torch.zeros(1, len(ids)).bool()
+            wanted.append(2.0 * network(*inputs).item() - 0.5)
+            more = [torch.nn.functional.pad(values, (0, 2)) for values in inputs[:2]]
+            padding = torch.nn.functional.pad(inputs[2], (0, 2), value=True)
+            assert 2.0 * network(*more, padding).item() - 0.5 == pytest.approx(wanted[-1], abs=1e-5)
+    scores = scorer.score(exchanges if kind == "exchange" else texts)
+    assert scores == pytest.approx(1 / (1 + np.exp(-np.array(wanted))), abs=0.02)
+    assert abs(wanted[0] - wanted[1]) > 1e-4  # order counts
+
+
+def test_refuses_the_other_kind_and_weights_that_are_not_finite(tmp_path: Path) -> None:
+    network = small(tmp_path / "file.onnx", "sentence")
+    with pytest.raises(ScorerError, match=r"exchange scorer: cannot use .*types"):
+        ExchangeScorer(tmp_path / "file.onnx")
+    network.head.bias.data.fill_(float("nan"))
+    with np.errstate(all="ignore"):
+        write(network, tmp_path / "file.onnx", "sentence", SHAPE)
+    with pytest.raises(ScorerError, match="not finite"):
+        SentenceScorer(tmp_path / "file.onnx")
+
+
+def test_exchange_is_toxic_by_what_it_answers() -> None:
+    answer, insult = "Yes, I agree with you.", "You are a stupid idiot."
+    lines = ("Immigrants are all lazy and stupid.", "Spring is the loveliest time of the year.")
+    exchange = ExchangeScorer()
+    toxic, harmless = exchange.score([Exchange(line, answer) for line in lines])
+    assert toxic > 0.5
+    assert harmless < 0.2
+    # A prompt without an answer is read as a text.
+    scores = exchange.score([Exchange(insult, ""), Exchange("", insult), Exchange(FRIENDLY, "")])
+    assert scores[0] == scores[1] > 0.5 > scores[2]

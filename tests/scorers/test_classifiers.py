@@ -51,6 +51,7 @@ def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
         if "," in name:
             assert attributes_of(scorer) == ("Hate-Speech", "offensive")
             assert scores.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
+            assert scorer.score([]).shape == (0,)
         else:
             assert attributes_of(scorer) == ()
     joined = load_scorer(f"max:(hf:{folder}#Hate-Speech,offensive),pocket")
@@ -70,75 +71,62 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     assert long.values == pytest.approx(np.maximum(*list(long.attributes.values())[:2]))
 
 
-def test_regression_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "chosen", "message"),
+    [
+        (["toxic", "threat"], "", r'add up to 1 .* set "problem_type": "multi_label_c'),
+        (["toxic", "threat"], "#toxic", r'add up to 1 .* set "problem_type": "multi_label_c'),
+        (["neutral", "toxic"], "#neutral,toxic", r"exclude each other, .*; name the toxic ones"),
+        (["LABEL_0", "LABEL_1"], "#D", "no label 'D'; it has LABEL_0, LABEL_1"),
+        (["LABEL_0", "LABEL_1"], "", "unclear which labels are toxic"),
+    ],
+)
+def test_labels_that_make_no_score_are_refused(
+    labels: list[str], chosen: str, message: str, tmp_path: Path
+) -> None:
+    folder = save_classifier(tmp_path, labels)
+    with pytest.raises(InputError, match=message):
+        load_scorer(f"hf:{folder}{chosen}")
+
+
+def test_a_regression_and_a_missing_model_are_refused(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, ["toxicity"], problem_type="regression")
     with pytest.raises(InputError, match="a regression gives no probabilities"):
         load_scorer(f"hf:{folder}")
-
-
-def test_exclusive_labels_that_are_all_toxic_are_refused(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path, ["toxic", "obscene", "threat", "insult"])
-    for labels in ("", "#toxic", "#toxic,threat"):
-        with pytest.raises(InputError, match=r'add up to 1 .* set "problem_type": "multi_label_c'):
-            load_scorer(f"hf:{folder}{labels}")
-    folder = save_classifier(tmp_path, ["neutral", "toxic"])
-    with pytest.raises(InputError, match=r"exclude each other, .*; name the toxic ones"):
-        load_scorer(f"hf:{folder}#neutral,toxic")
+    with pytest.raises(ScorerError, match="cannot be loaded"):
+        load_scorer(f"hf:{tmp_path / 'none'}")
 
 
 WIDTH = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "vocab_size": VOCAB, "pad_token_id": 1,
+    "pad_token_id": 1,
 }  # fmt: skip
-SMALL = {"id2label": {0: "neutral", 1: "toxic"}, "label2id": {"neutral": 0, "toxic": 1}}
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    ("kind", "options", "tokens"),
     [
-        ("Roberta", {}),
-        ("MPNet", {}),
-        ("Longformer", {"attention_window": [8]}),
+        # These begin to count positions after the padding's.
+        ("Roberta", {**WIDTH, "max_position_embeddings": 34}, 32),
+        ("MPNet", {**WIDTH, "max_position_embeddings": 34}, 32),
+        ("Longformer", {**WIDTH, "max_position_embeddings": 34, "attention_window": [8]}, 32),
+        # No padding token: the tokenizer's is used.
+        ("GPT2", {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}, 64),
     ],
 )
-def test_windows_leave_the_positions_of_the_padding_out(
-    kind: str, more: dict[str, Any], tmp_path: Path
+def test_architectures_read_long_texts_in_a_batch_as_alone(
+    kind: str, options: dict[str, Any], tokens: int, tmp_path: Path
 ) -> None:
-    config = getattr(transformers, f"{kind}Config")
-    settings = config(**WIDTH, **SMALL, **more, max_position_embeddings=34)
+    labels = {"id2label": {0: "neutral", 1: "toxic"}, "label2id": {"neutral": 0, "toxic": 1}}
+    settings = getattr(transformers, f"{kind}Config")(vocab_size=VOCAB, **labels, **options)
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_config(settings).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    scorer = load_scorer(f"hf:{tmp_path}")
-    long = "The weather is fine and the people are kind " * 20
-    both = scorer.score([long, "Rain"])
-    assert both == pytest.approx([*scorer.score([long]), *scorer.score(["Rain"])], abs=1e-5)
-    assert scorer._tokens == 32  # type: ignore[attr-defined]
-
-
-def test_a_model_without_a_padding_token_uses_the_tokenizer_s(tmp_path: Path) -> None:
-    settings = transformers.GPT2Config(
-        n_embd=32, n_layer=1, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=0,
-        eos_token_id=1, **SMALL,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_config(settings).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    scorer = load_scorer(f"hf:{tmp_path}")
-    apart = [scorer.score([text])[0] for text in TEXTS]
-    assert scorer.score(TEXTS) == pytest.approx(apart, abs=1e-5)
-
-
-def test_labels_whose_meaning_is_not_known(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path, ["LABEL_0", "LABEL_1"])
-    with pytest.raises(InputError, match="no label 'D'; it has LABEL_0, LABEL_1"):
-        load_scorer(f"hf:{folder}#D")
-    with pytest.raises(InputError, match="unclear which labels are toxic"):
-        load_scorer(f"hf:{folder}")
-    scorer = load_scorer(f"hf:{folder}#LABEL_1")
-    assert scorer.score(TEXTS) == pytest.approx(logits(folder).softmax(-1)[:, 1].numpy(), abs=1e-5)
-    with pytest.raises(ScorerError, match="cannot be loaded"):
-        load_scorer(f"hf:{tmp_path / 'none'}")
+    scorer: Any = load_scorer(f"hf:{tmp_path}")
+    texts = [*TEXTS, "The weather is fine and the people are kind " * 20]
+    apart = [scorer.score([text])[0] for text in texts]
+    assert scorer.score(texts) == pytest.approx(apart, abs=1e-5)
+    assert scorer._tokens == tokens
 
 
 def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
@@ -172,8 +160,3 @@ def test_a_folder_whose_template_or_vocabulary_changed_is_another_scorer(tmp_pat
         (folder / name).write_text("a policy")
         names.add(revision_of(str(folder), None))
     assert len(names) == 3
-
-
-def test_no_texts_have_no_scores(tmp_path: Path) -> None:
-    scorer = load_scorer(f"hf:{save_classifier(tmp_path, ['fine', 'insult', 'threat'])}")
-    assert scorer.score([]).shape == (0,)

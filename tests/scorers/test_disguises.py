@@ -26,19 +26,14 @@ RUSSIAN = (
     "\u041e\u043d \u0445\u043e\u0440\u043e\u0448\u043e \u0441\u043f\u0430\u043b, \u0438 "
     "\u043a\u043e\u0442 \u0442\u043e\u0436\u0435 \u0441\u043f\u0430\u043b."
 )
-GREEK = (
-    "\u0393\u03b5\u03b9\u03b1 \u03c3\u03bf\u03c5, \u03c4\u03b9 "
-    "\u03ba\u03ac\u03bd\u03b5\u03b9\u03c2 \u03c3\u03ae\u03bc\u03b5\u03c1\u03b1;"
-)
-KOREAN = "\uc548\ub155\ud558\uc138\uc694 \ubc18\uac11\uc2b5\ub2c8\ub2e4"
 ORDINARY = (
     "The weather is fine today.",
     "A na\u00efve caf\u00e9 owner \u2013 \u201cJos\u00e9\u201d \u2014 paid \u20ac5",
     "Fish & chips, R&D, AT&T; x < y && y > z, a@b.org",
     "Gr\u00fc\u00dfe aus K\u00f6ln, \u0141\u00f3d\u017a i Krak\u00f3w",
     RUSSIAN,
-    GREEK,
-    KOREAN,
+    "\u0393\u03b5\u03b9\u03b1 \u03c3\u03bf\u03c5, \u03c4\u03b9;",
+    "\uc548\ub155\ud558\uc138\uc694 \ubc18\uac11\uc2b5\ub2c8\ub2e4",
     "\u4eca\u5929\u5929\u6c14\u5f88\u597d",
 )
 
@@ -81,15 +76,6 @@ def test_a_trick_is_read_as_the_text(name: str) -> None:
         assert {word.lstrip("@").removeprefix("http://") for word in words} >= set(INSULT.split())
 
 
-@pytest.mark.parametrize("name", ["pocket", "sentence", "profanity-check", "lexicon"])
-def test_every_bundled_scorer_reads_tricks(name: str) -> None:
-    scorer = load_scorer(name)
-    plain = scorer.score([INSULT])[0]
-    for trick in TRICKS.values():
-        hidden = scorer.score([trick(INSULT, seed) for seed in range(5)])
-        assert hidden.min() >= min(plain, 0.5) - 1e-9
-
-
 def test_the_worse_reading_counts() -> None:
     texts = ["good", "ba\bd", "bx\bad", "\u202edab", "\u202ebad", "x"]
     assert NeverScorer(["bad"]).score(texts).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
@@ -107,10 +93,7 @@ def test_much_hidden_in_one_text_takes_no_long_time() -> None:
 def test_a_blank_hides_neither_a_word_nor_the_words_beside_it(blank: str) -> None:
     texts = [f"Acme{blank}is{blank}bad", f"A{blank}cme is bad"]
     assert NeverScorer(["Acme"]).score(texts).tolist() == [1.0, 1.0]
-    apart = f"{blank}".join(INSULT.split())
-    for name in ("pocket", "sentence", "profanity-check", "lexicon"):
-        scorer = load_scorer(name)
-        assert scorer.score([apart])[0] >= scorer.score([INSULT])[0] - 1e-9
+    assert INSULT in readings(blank.join(INSULT.split()))
 
 
 @pytest.mark.parametrize("zeros", [1, 8, 5000])
@@ -155,9 +138,8 @@ def test_a_word_with_a_repeated_letter_is_read() -> None:
             assert read.removeprefix("the ").removesuffix(".") in LISTED
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_harmless_text_with_signs_is_read_as_it_is() -> None:
+    for text in (
         "The word** has a footnote, and the other word* too.",
         "A **bold** and an *italic* word, __both__ and ***more***.",
         "rm *.txt foo*.py src/**/*.c",
@@ -174,18 +156,19 @@ def test_a_word_with_a_repeated_letter_is_read() -> None:
         "The bass, the sheet, the hoop and the coool book. Heeello, Mississippi!",
         "Shiites and shiites; Petter and Bonner.",
         "0xdeadbeef 4f3c 2f-c4 a55",
-    ],
-)
-def test_harmless_text_with_signs_is_read_as_it_is(text: str) -> None:
-    assert unmasked(text) == text
+    ):
+        assert unmasked(text) == text
 
 
 @pytest.mark.parametrize("name", ["pocket", "sentence", "profanity-check", "lexicon"])
-def test_every_bundled_scorer_reads_masked_words(name: str) -> None:
+def test_every_bundled_scorer_reads_tricks_and_masked_words(name: str) -> None:
     scorer = load_scorer(name)
-    plain = scorer.score(FREQUENT)
-    for hidden in (
-        [f"{word[0]}*{word[2:]}" for word in FREQUENT],
-        [f"{word[0]}{word[1] * 2}{word[2:]}" for word in FREQUENT],
-    ):
-        assert (scorer.score(hidden) >= plain - 1e-6).mean() >= 0.8
+    plain = scorer.score([INSULT])[0]
+    for trick in TRICKS.values():
+        hidden = scorer.score([trick(INSULT, seed) for seed in range(5)])
+        assert hidden.min() >= min(plain, 0.5) - 1e-9
+    scores = scorer.score(FREQUENT)
+    masked = [f"{word[0]}*{word[2:]}" for word in FREQUENT]
+    lengthened = [f"{word[0]}{word[1] * 2}{word[2:]}" for word in FREQUENT]
+    for disguised in (masked, lengthened):
+        assert (scorer.score(disguised) >= scores - 1e-6).mean() >= 0.8

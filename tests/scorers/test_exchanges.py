@@ -16,45 +16,33 @@ from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_blank, is_quick, reads_exchanges
 from tide.scorers.languages import strict_language
-from tide.scorers.wrappers import (
-    CachedScorer,
-    MaxScorer,
-    MeanScorer,
-    WindowedScorer,
-)
+from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
 
-class ExchangeScorer(FakeScorer):
-    """Scores the number of hundreds of characters of the context."""
+def exchange_scorer(**members: Any) -> FakeScorer:
+    """Scores the number of thousands of characters of the context."""
 
-    def __init__(self) -> None:
-        super().__init__(self._length, name="exchanges", reads="exchange")
-
-    @staticmethod
-    def _length(exchange: Exchange) -> float:
+    def length(exchange: Exchange) -> float:
         assert type(exchange) is Exchange
         return len(str(exchange.context)) / 1000
 
-
-CHAT = Chat.of(
-    [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Do you agree?"},
-    ]
-)
+    return FakeScorer(length, name="exchanges", reads="exchange", **members)
 
 
+CHAT = Chat.of([
+    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do you agree?"},
+])  # fmt: skip
 PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
 
 
 def test_exchange_reader_gets_each_distinct_exchange() -> None:
-    scorer = ExchangeScorer()
+    scorer = exchange_scorer()
     assert score_texts(scorer, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
     assert scorer.texts == PAIRS[:2]
 
 
 def test_empty_answer_is_skipped_whatever_its_context() -> None:
-    for scorer in (FakeScorer(), ExchangeScorer()):
+    for scorer in (FakeScorer(), exchange_scorer()):
         scores = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
         assert scores.empty.tolist() == [True]
         assert scorer.texts == []
@@ -83,14 +71,12 @@ def test_function_reads_exchanges_if_it_says_so() -> None:
 
 
 def test_exchange_reader_is_never_quick() -> None:
-    scorer = ExchangeScorer()
-    scorer.quick = True  # type: ignore[attr-defined]
-    assert not is_quick(scorer)
+    assert not is_quick(FakeScorer(reads="exchange", quick=True))
 
 
 @pytest.mark.parametrize("kind", [MaxScorer, MeanScorer])
 def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
-    texts, exchanges = FakeScorer(), ExchangeScorer()
+    texts, exchanges = FakeScorer(), exchange_scorer()
     both = kind([texts, exchanges])
     assert reads_exchanges(both)
     assert not reads_exchanges(kind([texts, FakeScorer()]))
@@ -101,7 +87,7 @@ def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
 
 
 def test_windows_keep_their_context() -> None:
-    scorer = ExchangeScorer()
+    scorer = exchange_scorer()
     windows = WindowedScorer(scorer, 2)
     pairs = [Exchange("x" * 200, "one two three"), Exchange("x" * 300, "one")]
     assert score_texts(windows, pairs).values.tolist() == [0.2, 0.3]
@@ -115,17 +101,14 @@ def test_windows_keep_their_context() -> None:
 def test_strict_language_reads_the_answer() -> None:
     german = "Das ist der Hund und das ist die Katze und ich bin nicht da"
 
-    class English(ExchangeScorer):
-        languages = ("en",)
-
-    strict = strict_language(English())
+    strict = strict_language(exchange_scorer(languages=("en",)))
     assert score_texts(strict, [Exchange(german, "Yes.")]).values.tolist() == [len(german) / 1000]
     with pytest.raises(ScorerError, match="reads only English"):
         score_texts(strict, [Exchange("Yes?", german)])
 
 
 def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -> None:
-    exchanges, texts = ExchangeScorer(), FakeScorer()
+    exchanges, texts = exchange_scorer(), FakeScorer()
     chat = Exchange(Chat.of(CHAT.dump()[1:]), "Yes.")
     pairs = [*PAIRS, Exchange(CHAT, "Yes."), chat, Exchange(str(CHAT.dump()), "Yes.")]
     for scorer, count in ((exchanges, 5), (texts, 1)):
@@ -139,19 +122,13 @@ def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample", "random-walk"])
-def test_answers_are_scored_with_their_prompt(strategy: str) -> None:
-    scorer = ExchangeScorer()
-    detox = Detoxifier(FakeEngine("Yes it is"), scorer=scorer, strategy=strategy)
-    detox("a prompt")
-    detox(CHAT)
-    assert {exchange.context for exchange in scorer.texts} == {"a prompt", CHAT}
-    assert {exchange.text for exchange in scorer.texts} >= {"Yes it is"}
-
-
-def test_prompt_check_gets_conversation_without_answer() -> None:
-    scorer = ExchangeScorer()
-    detox = Detoxifier(FakeEngine("Yes"), scorer=scorer, refuse_prompt_above=0.9)
-    detox("a prompt")
-    detox(CHAT)
-    assert scorer.texts[0] == Exchange("a prompt", "")
-    assert Exchange(CHAT, "") in scorer.texts
+def test_prompts_are_scored_and_answers_after_them(strategy: str) -> None:
+    scorer = exchange_scorer()
+    engine = FakeEngine("Yes it is")
+    detox = Detoxifier(engine, scorer=scorer, strategy=strategy, refuse_prompt_above=0.9)
+    for prompt in ("a prompt", CHAT):
+        detox(prompt)
+        assert scorer.texts[0] == Exchange(prompt, "")
+        assert Exchange(prompt, "Yes it is") in scorer.texts
+        assert {exchange.context for exchange in scorer.texts} == {prompt}
+        scorer.calls.clear()

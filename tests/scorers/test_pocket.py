@@ -17,16 +17,10 @@ from tests.generated import examples
 from tide.pocket import PEOPLE as PEOPLE_FILE
 from tide.scorers import disguises, pocket
 from tide.scorers.disguises import unmasked
-from tide.scorers.pocket import (
-    N_FEATURES,
-    PocketScorer,
-    calibrated,
-    columns,
-    normalize,
-    words_of,
-)
+from tide.scorers.pocket import N_FEATURES, PocketScorer, calibrated, columns, normalize, words_of
 
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
+PEOPLE = set(PEOPLE_FILE.read_text("ascii").split())
 TEXTS = [FRIENDLY, "", "and then she opened the door", "THE END!!!", "\u4f60\u597d", "a" * 5000]
 
 
@@ -62,8 +56,7 @@ def test_columns_are_those_of_the_vectorizer(text: str) -> None:
 
 
 def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None:
-    words = PEOPLE_FILE.read_text("ascii").split()
-    words = [word for word in words if not word.endswith(("s", "y"))]  # "ladies", not "ladys"
+    words = [word for word in PEOPLE if not word.endswith(("s", "y"))]  # "ladies", not "ladys"
     assert len(words) > 300
     for sentence, low, high in (
         ("The song is about {}s from this street.", 0.0, 0.05),
@@ -80,7 +73,7 @@ def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None
 
 def test_groups_that_are_not_listed_score_alike(scorer: PocketScorer) -> None:
     groups = ("Druze", "Basque", "Breton", "Catalan", "Tatar", "Xhosa", "Ainu", "Copt", "Sufi")
-    assert not {group.lower() for group in groups} & set(PEOPLE_FILE.read_text("ascii").split())
+    assert PEOPLE.isdisjoint(map(str.lower, groups))
     for sentence in ("Our neighbour is a {} and a good cook.", "There is a {} song about the sea."):
         scores = scorer.score([sentence.format(group) for group in groups])
         assert np.abs(scores[:, None] - scores[None, :]).mean() <= 0.01
@@ -147,9 +140,10 @@ def test_scores_of_a_growing_text_are_those_from_scratch(
     words: list[str] = []
     for rewound, more in steps:
         words = [*words[: max(0, len(words) - rewound)], *more]
-        for length in (5, 15):
+        for length in (5, 15, 100):
             text = " ".join(words[-length:])
             assert scorer.score([text]) == forgetful.score([text])
+            assert disguises.parts_of(text).read(UPPER) == text.upper().split(" ")
             disguises.parts_of(text).take(forgetful)  # what it keeps of the text
 
 
@@ -170,19 +164,6 @@ def test_texts_that_end_alike_are_kept_in_small_numbers(scorer: PocketScorer) ->
     for first, second in itertools.product("abcdefghij", repeat=2):
         scorer.score([f"x{first} y{second} {ending}"])
     assert len(disguises._newest[ending[:-1][-disguises._TAIL :]]) <= 4
-
-
-@examples(30, 2000)
-@given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
-def test_parts_of_a_growing_text_are_those_from_scratch(
-    steps: list[tuple[int, list[str]]],
-) -> None:
-    words: list[str] = []
-    for rewound, more in steps:
-        words = [*words[: max(0, len(words) - rewound)], *more]
-        for length in (5, 15, 100):
-            text = " ".join(words[-length:])
-            assert disguises.parts_of(text).read(UPPER) == text.upper().split(" ")
 
 
 def test_growing_text_is_read_only_where_it_is_new() -> None:

@@ -1,45 +1,49 @@
-"""Texts of many coroutines: few scorer calls at a time, equal texts once, errors for each text."""
+"""Texts of many coroutines: few scorer calls at a time, equal texts once, errors for each text.
+
+All calls of an asynchronous scorer run in one loop, and are cancelled when nobody waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tide.core.concurrency import Portal, portal_of
+from tests.fakes import FakeScorer
+from tests.worlds import PROMPTS, scripted_engine
+from tide.core.concurrency import portal_of
 from tide.core.errors import (
+    DeadlineError,
     ScorerBrokenError,
     ScorerError,
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.scorers import AsyncScorer, load_scorer
-from tide.scorers.base import Exchange, Scores
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.sync import Detoxifier
+from tide.scorers import AsyncScorer, load_scorer, score_texts
+from tide.scorers.base import Exchange, Scorer, Scores
 from tide.scorers.scoring import Scoring
-from tide.scorers.wrappers import MaxScorer
+from tide.scorers.wrappers import CachedScorer, MaxScorer
 
-_T = TypeVar("_T")
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def portal() -> Iterator[Portal]:
-    loop = Portal("test")
-    yield loop
-    loop.close()
+def anyio_backend() -> str:
+    return "asyncio"
 
 
-class Lengths:
-    """The score of a text is its length in hundredths. batches: the texts of each call."""
+class Lengths(FakeScorer):
+    """The score of a text is its length in hundredths. go: calls wait for it."""
 
-    name, threshold = "lengths", 0.5
-
-    screen: Lengths | None = None
-
-    def __init__(self) -> None:
-        self.batches: list[list[str]] = []
+    def __init__(self, **members: Any) -> None:
+        super().__init__(lambda text: len(text) / 100, **members)
         self.go = threading.Event()
         self.go.set()
         self.busy = threading.Lock()
@@ -47,173 +51,103 @@ class Lengths:
     def score(self, texts: Sequence[str]) -> Any:
         assert self.busy.acquire(blocking=False)  # one call at a time
         try:
-            self.batches.append(list(texts))
+            scores = super().score(texts)
             assert self.go.wait(20)
-            return [len(text) / 100 for text in texts]
+            return scores
         finally:
             self.busy.release()
 
-    def close(self) -> None: ...
+
+@pytest.fixture
+def held() -> Iterator[Lengths]:
+    """A scorer whose calls wait."""
+    scorer = Lengths()
+    scorer.go.clear()
+    yield scorer
+    scorer.go.set()
 
 
-def send(scoring: Scoring, texts: Sequence[str], **options: Any) -> asyncio.Future[Scores]:
+def send(scoring: Scoring, *texts: str, **options: Any) -> asyncio.Future[Scores]:
     return scoring.send([Exchange("", text) for text in texts], **options)
 
 
-def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
-    async def inside() -> _T:
-        return await work(Scoring(scorer))
+def values(answer: Scores | ScorerError) -> list[float] | ScorerError:
+    if isinstance(answer, ScorerError):
+        return answer
+    return [round(value, 9) for value in answer.values.tolist()]
 
-    return portal.run(inside)
 
-
-def failures(portal: Portal, scorer: Any, *texts: str) -> list[Any]:
-    """The scores or the error of each text, sent together."""
-
-    async def work(scoring: Scoring) -> list[Any]:
-        asked = [send(scoring, [text]) for text in texts]
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
-
-    return run(portal, scorer, work)
+async def answers(*requests: asyncio.Future[Scores]) -> list[Any]:
+    """The scores or the error of each request."""
+    waiting = asyncio.gather(*requests, return_exceptions=True)
+    return list(map(values, await asyncio.wait_for(waiting, 10)))  # type: ignore[arg-type]
 
 
 async def reached(scorer: Lengths) -> None:
-    while not scorer.batches:
+    while not scorer.calls:
         await asyncio.sleep(0.005)
 
 
-def values(scores: Scores) -> list[float]:
-    return [round(value, 9) for value in scores.values.tolist()]
-
-
-def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Portal) -> None:
+async def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once() -> None:
     scorer = Lengths()
-
-    async def work(scoring: Scoring) -> list[Scores]:
-        return await asyncio.gather(
-            send(scoring, ["four", "three"]),
-            send(scoring, ["befour"]),
-            send(scoring, ["three", "befour"]),
-        )
-
-    scores = run(portal, scorer, work)
-    assert list(map(values, scores)) == [[0.04, 0.05], [0.06], [0.05, 0.06]]
-    (sent,) = scorer.batches
+    scoring = Scoring(scorer)
+    requests = [["four", "three"], ["befour"], ["three", "befour"]]
+    scores = await answers(*(send(scoring, *texts) for texts in requests))
+    assert scores == [[0.04, 0.05], [0.06], [0.05, 0.06]]
+    (sent,) = scorer.calls
     assert sorted(sent) == ["befour", "four", "three"]
 
 
-def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
-    scorer, screen = Lengths(), Lengths()
-    scorer.screen = screen
-
-    async def work(scoring: Scoring) -> list[Scores]:
-        return await asyncio.gather(
-            send(scoring, ["four"], screened=True), send(scoring, ["three"])
-        )
-
-    assert list(map(values, run(portal, scorer, work))) == [[0.04], [0.05]]
-    assert (screen.batches, scorer.batches) == ([["four"]], [["three"]])
+async def test_the_screen_is_asked_alone_where_that_is_enough() -> None:
+    screen = Lengths()
+    scorer = Lengths(screen=screen)
+    scoring = Scoring(scorer)
+    scores = await answers(send(scoring, "four", screened=True), send(scoring, "three"))
+    assert scores == [[0.04], [0.05]]
+    assert (screen.calls, scorer.calls) == ([["four"]], [["three"]])
 
 
-class Quick(Lengths):
-    """threads: the thread of each call."""
+async def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long() -> None:
+    threads = []
 
-    quick = True
+    def length(text: str) -> float:
+        threads.append(threading.current_thread())
+        return len(text) / 100
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: list[threading.Thread] = []
-
-    def score(self, texts: Sequence[str]) -> Any:
-        self.threads.append(threading.current_thread())
-        return super().score(texts)
-
-
-def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long(portal: Portal) -> None:
-    scorer = Quick()
-
-    async def work(scoring: Scoring) -> list[bool]:
-        sent = [send(scoring, [text]) for text in ("four", "three", "x" * 90)]
-        sent.append(send(scoring, ["x" * 50] * 40 + ["yes"]))
-        await asyncio.gather(*sent)
-        return [thread is threading.current_thread() for thread in scorer.threads]
-
-    assert run(portal, scorer, work) == [True, False]
-    assert scorer.batches == [["four", "three", "x" * 90], ["x" * 50, "yes"]]
+    scorer = FakeScorer(length, quick=True)
+    scoring = Scoring(scorer)
+    short = [send(scoring, text) for text in ("four", "three", "x" * 90)]
+    await answers(*short, send(scoring, *["x" * 50] * 40, "yes"))
+    assert scorer.calls == [["four", "three", "x" * 90], ["x" * 50, "yes"]]
+    in_loop = [thread is threading.current_thread() for thread in threads]
+    assert in_loop == [True] * 3 + [False] * 2
 
 
-def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
-    scorer = Lengths()
-    scorer.screen = Quick()
-    scorer.go.clear()
-
-    async def work(scoring: Scoring) -> list[Scores]:
-        slow = [send(scoring, ["four"])]
-        await reached(scorer)
-        slow.append(send(scoring, ["six"]))
-        quick = await asyncio.wait_for(send(scoring, ["three"], screened=True), 10)
-        assert not any(future.done() for future in slow)
-        scorer.go.set()
-        return [quick, *await asyncio.gather(*slow)]
-
-    assert list(map(values, run(portal, scorer, work))) == [[0.05], [0.04], [0.03]]
+async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: Lengths) -> None:
+    held.screen = Lengths(quick=True)  # type: ignore[attr-defined]
+    scoring = Scoring(held)
+    slow = [send(scoring, "four")]
+    await reached(held)
+    slow.append(send(scoring, "six"))
+    assert await answers(send(scoring, "three", screened=True)) == [[0.05]]
+    assert not any(future.done() for future in slow)
+    held.go.set()
+    assert await answers(*slow) == [[0.04], [0.03]]
 
 
-def test_a_quick_scorer_that_fails_fails_its_request_alone(portal: Portal) -> None:
-    class Choosy(Quick):
-        def score(self, texts: Sequence[str]) -> Any:
-            if "bad" in texts:
-                raise SystemExit("bad")
-            return super().score(texts)
-
-    results = failures(portal, Choosy(), "four", "bad", "three")
-    assert list(map(values, (results[0], results[2]))) == [[0.04], [0.05]]
-    assert isinstance(results[1], ScorerError)
-
-
-def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(
-    portal: Portal,
-) -> None:
-    scorer = Lengths()
-    scorer.go.clear()
-
-    async def work(scoring: Scoring) -> list[list[float]]:
-        first = send(scoring, ["aaaa"])
-        await reached(scorer)
-        later = []
-        for word in ("bbbbb", "cccccc", "ddddddd"):
-            later.append(send(scoring, [word]))
-            await asyncio.sleep(0.01)
-        later[1].cancel()
-        await asyncio.sleep(0.02)
-        assert scorer.batches == [["aaaa"]]
-        scorer.go.set()
-        return [values(await future) for future in (first, later[0], later[2])]
-
-    assert run(portal, scorer, work) == [[0.04], [0.05], [0.07]]
-    assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
-
-
-class Failing(Lengths):
-    """Fails for texts that begin with `bad`; after a text `dead` it always fails."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self._error, self._dead = error, False
-
-    def score(self, texts: Sequence[str]) -> Any:
-        self._dead = self._dead or "dead" in texts
-        if self._dead or any(text.startswith("bad") for text in texts):
-            raise self._error
-        return super().score(texts)
-
-
-ERRORS: list[BaseException] = [
-    ValueError("cannot read this"),
-    KeyboardInterrupt("cannot read this"),
-    asyncio.CancelledError("cannot read this"),
-    type("PanicException", (BaseException,), {})("cannot read this"),
-]
+async def test_texts_gather_during_a_call_and_cancelled_ones_are_not_sent(held: Lengths) -> None:
+    scoring = Scoring(held)
+    requests = [send(scoring, "aaaa")]
+    await reached(held)
+    for word in ("bbbbb", "cccccc", "ddddddd"):
+        requests.append(send(scoring, word))
+        await asyncio.sleep(0.01)
+    requests.pop(2).cancel()
+    await asyncio.sleep(0.02)
+    assert held.calls == [["aaaa"]]
+    held.go.set()
+    assert await answers(*requests) == [[0.04], [0.05], [0.07]]
+    assert held.calls == [["aaaa"], ["bbbbb", "ddddddd"]]
 
 
 class Waits(AsyncScorer):
@@ -232,87 +166,97 @@ class Waits(AsyncScorer):
         self.running -= 1
         return [len(text) / 100 for text in texts]
 
-
-@pytest.mark.parametrize("spec", ["alone", "max"])
-def test_a_slow_text_of_an_asynchronous_scorer_delays_no_other(portal: Portal, spec: str) -> None:
-    waits = Waits()
-    scorers: dict[str, Any] = {
-        "alone": lambda: waits,
-        "max": lambda: MaxScorer([load_scorer("pocket"), waits]),  # type: ignore[list-item]
-    }
-
-    async def work(scoring: Scoring) -> None:
-        slow = send(scoring, ["slow"])
-        await asyncio.sleep(0.05)
-        for number in range(20):  # with the slow text waiting
-            await asyncio.wait_for(send(scoring, [f"text {number}"]), 10)
-        assert not slow.done()
-        portal_of(waits)._soon(waits.go.set)
-        await asyncio.wait_for(slow, 10)
-
-    run(portal, scorers[spec](), work)
+    def release(self) -> None:
+        portal_of(self)._soon(self.go.set)  # type: ignore[arg-type]
 
 
-def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once(portal: Portal) -> None:
-    waits = Waits()
-
-    async def work(scoring: Scoring) -> None:
-        asked = []
-        for number in range(20):
-            asked.append(send(scoring, [f"text {number}", "slow"]))
-            await asyncio.sleep(0.01)
-        portal_of(waits)._soon(waits.go.set)
-        await asyncio.wait_for(asyncio.gather(*asked), 10)
-        assert waits.most == 8
-
-    run(portal, waits, work)
+@pytest.mark.parametrize("kind", ["alone", "in an ensemble"])
+async def test_a_slow_text_of_an_asynchronous_scorer_delays_no_other(kind: str) -> None:
+    waits: Any = Waits()
+    scoring = Scoring(waits if kind == "alone" else MaxScorer([load_scorer("pocket"), waits]))
+    slow = send(scoring, "slow")
+    await asyncio.sleep(0.05)
+    for number in range(20):  # with the slow text waiting
+        await asyncio.wait_for(send(scoring, f"text {number}"), 10)
+    assert not slow.done()
+    waits.release()
+    await asyncio.wait_for(slow, 10)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_text_that_the_scorer_cannot_take_fails_alone(
-    portal: Portal, error: BaseException
+async def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once() -> None:
+    waits: Any = Waits()
+    scoring = Scoring(waits)
+    asked = []
+    for number in range(20):
+        asked.append(send(scoring, f"text {number}", "slow"))
+        await asyncio.sleep(0.01)
+    waits.release()
+    await answers(*asked)
+    assert waits.most == 8
+
+
+def failing(error: BaseException, **members: Any) -> FakeScorer:
+    """A scorer that fails for texts that begin with `bad`, and for all from a text `dead` on."""
+
+    def score(text: str) -> float:
+        if text.startswith("bad") or "dead" in scorer.texts:
+            raise error
+        return len(text) / 100
+
+    scorer = FakeScorer(score, **members)
+    return scorer
+
+
+ERRORS: list[BaseException] = [
+    ValueError("cannot read this"),
+    KeyboardInterrupt("cannot read this"),
+    asyncio.CancelledError("cannot read this"),
+    type("PanicException", (BaseException,), {})("cannot read this"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "quick"),
+    [*((error, False) for error in ERRORS), (SystemExit("cannot read this"), True)],
+)
+async def test_a_text_that_the_scorer_cannot_take_fails_alone(
+    error: BaseException, quick: bool
 ) -> None:
     """Holds for any exception; the next call is not affected."""
-    scorer = Failing(error)
-    good, bad, better = failures(portal, scorer, "good", "bad one", "better")
-    (again,) = failures(portal, scorer, "again")
-    assert values(good) + values(better) + values(again) == [0.04, 0.06, 0.05]
+    scoring = Scoring(failing(error, quick=quick))
+    sent = [send(scoring, text) for text in ("good", "bad one", "better")]
+    good, bad, better = await answers(*sent)
+    assert (good, better, *await answers(send(scoring, "again"))) == ([0.04], [0.06], [0.05])
     assert isinstance(bad, ScorerError)
     assert "cannot read this" in str(bad)
     assert len(str(bad).splitlines()) == 1
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_scorer_that_fails_for_all_is_broken(portal: Portal, error: BaseException) -> None:
-    results = failures(portal, Failing(error), "good", "dead", "better")
+async def test_a_scorer_that_fails_for_all_is_broken(error: BaseException) -> None:
+    scoring = Scoring(failing(error))
+    results = await answers(*(send(scoring, text) for text in ("good", "dead", "better")))
     assert {type(result) for result in results} <= {ScorerBrokenError, ScorerError}
     assert ScorerBrokenError in map(type, results)
 
 
 @pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])
-def test_a_scorer_that_is_away_is_the_error_of_all(portal: Portal, error: ScorerError) -> None:
-    assert failures(portal, Failing(error), "good", "bad") == [error, error]
+async def test_a_scorer_that_is_away_is_the_error_of_all(error: ScorerError) -> None:
+    scoring = Scoring(failing(error))
+    assert await answers(send(scoring, "good"), send(scoring, "bad")) == [error, error]
 
 
-def test_thread_of_a_call_that_hangs_keeps_no_program_running(portal: Portal) -> None:
-    scorer = Lengths()
-    scorer.go.clear()
-
-    async def work(scoring: Scoring) -> list[threading.Thread]:
-        send(scoring, ["aaaa"])
-        await reached(scorer)
-        return [thread for thread in threading.enumerate() if thread.name == "tide scorer"]
-
-    threads = run(portal, scorer, work)
-    assert all(thread.daemon for thread in threads)
-    scorer.go.set()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+async def test_thread_of_a_call_that_hangs_keeps_no_program_running(held: Lengths) -> None:
+    send(Scoring(held), "aaaa")
+    await reached(held)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "tide scorer")
+    assert thread.daemon
+    held.go.set()
+    await asyncio.to_thread(thread.join, 10)
 
 
-def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
-    portal: Portal, monkeypatch: pytest.MonkeyPatch
+async def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts: list[bool] = []
     start = threading.Thread.start
@@ -324,15 +268,130 @@ def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
                 raise RuntimeError("can't start new thread")
         start(thread)
 
-    async def work(scoring: Scoring) -> list[Any]:
-        monkeypatch.setattr(threading.Thread, "start", sometimes)
-        results = []
-        for text in ("a", "aa", "aaa"):
-            request = send(scoring, [text])
-            results += await asyncio.wait_for(asyncio.gather(request, return_exceptions=True), 10)
-        return results
-
-    first, second, third = run(portal, Lengths(), work)
+    monkeypatch.setattr(threading.Thread, "start", sometimes)
+    scoring = Scoring(Lengths())
+    first, second, third = [(await answers(send(scoring, text)))[0] for text in ("a", "aa", "aaa")]
     assert isinstance(second, ScorerUnavailableError)
     assert "can't start new thread" in str(second)
-    assert len(first.values) == len(third.values) == 1
+    assert (first, third) == ([0.01], [0.03])
+
+
+# Asynchronous scorers
+
+
+TEXTS = ["one text", "another", "a third one"]
+
+
+class Loops(AsyncScorer):
+    """Scores by length, and records the loops in which it was called."""
+
+    name, threshold = "loops@1", 0.5
+
+    def __init__(self) -> None:
+        self.loops: set[Any] = set()
+
+    async def score(self, texts: Sequence[str]) -> Any:
+        self.loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return [len(text) / 100 for text in texts]
+
+
+class Hangs(Loops):
+    """Never returns. reached, cancelled: set when a call starts, and when it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.cancelled = threading.Event(), threading.Event()
+
+    async def score(self, texts: Sequence[str]) -> Any:
+        self.reached.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def test_all_calls_are_awaited_in_one_loop() -> None:
+    scorer = Loops()
+    assert load_scorer(scorer) is scorer
+    callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS)) for _ in "abc"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert score_texts(MaxScorer([scorer, scorer]), TEXTS).values[0] == 0.08
+
+    async def inside(scorer: Any) -> Any:
+        return score_texts(scorer, TEXTS).values
+
+    assert asyncio.run(inside(scorer))[1] == 0.07
+    assert len(scorer.loops) == 1
+    thread = next(thread for thread in threading.enumerate() if thread.name == "tide Loops")
+    del scorer, callers
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (TimeoutError("late"), ScorerUnavailableError, "late"),
+        (KeyboardInterrupt(), ScorerError, "KeyboardInterrupt"),
+        (asyncio.CancelledError(), ScorerError, "the work was cancelled"),
+    ],
+)
+def test_what_it_raises_is_an_error_and_never_a_score(
+    error: BaseException, kind: type[ScorerError], says: str
+) -> None:
+    async def fail_if_rude(texts: list[str]) -> list[float]:
+        if "rude" in texts:
+            raise error
+        return [0.25 for _ in texts]
+
+    scorer = load_scorer(fail_if_rude)
+    with pytest.raises(kind, match=says) as caught:
+        score_texts(scorer, ["rude"])
+    assert type(caught.value) is kind
+    assert score_texts(scorer, TEXTS).values.tolist() == [0.25] * 3
+    scorer.close()
+    with pytest.raises(ScorerError, match="the scorer is closed; make a new one"):
+        score_texts(scorer, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("way", "around"),
+    [("deadline", ""), ("stream", "max"), ("task", ""), ("task", "cache"), ("close", "")],
+)
+def test_who_leaves_cancels_the_call(way: str, around: str, tmp_path: Path) -> None:
+    scorer = Hangs()
+    wrapped: Scorer | AsyncScorer = scorer
+    if around == "max":
+        wrapped = MaxScorer([load_scorer(scorer), load_scorer(scorer)])
+    elif around == "cache":
+        wrapped = CachedScorer(load_scorer(scorer), tmp_path / "scores.sqlite3")
+    engine = scripted_engine()
+
+    async def leave() -> None:
+        async with AsyncDetoxifier(engine, scorer=wrapped) as detox:
+            task = asyncio.create_task(detox(PROMPTS[0]))
+            assert await asyncio.to_thread(scorer.reached.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(scorer.cancelled.wait, 2)
+
+    if way == "task":
+        asyncio.run(leave())
+    else:
+        with Detoxifier(engine, scorer=wrapped) as detox:
+            if way == "deadline":
+                with pytest.raises(DeadlineError):
+                    detox(PROMPTS[0], deadline=0.3)
+            else:
+                stream = detox.stream(PROMPTS[0])
+                assert scorer.reached.wait(20)
+                (stream if way == "stream" else detox).close()
+            assert scorer.cancelled.wait(10)
+    engine.close()

@@ -40,13 +40,12 @@ def test_the_name_is_that_of_the_words(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("\n \n")
-    for path, message in (
-        (tmp_path / "none.txt", r"none.txt: no such file"),
-        (tmp_path / "empty.txt", "holds no words"),
-    ):
-        with pytest.raises(InputError, match=message):
-            load_scorer(f"lexicon:{path}")
+    path = tmp_path / "words.txt"
+    with pytest.raises(InputError, match=r"words.txt: no such file"):
+        load_scorer(f"lexicon:{path}")
+    path.write_text("\n \n")
+    with pytest.raises(InputError, match="holds no words"):
+        load_scorer(f"lexicon:{path}")
 
 
 @pytest.mark.parametrize(
@@ -64,30 +63,15 @@ def test_lists_of_other_packages(name: str, package: str, monkeypatch: pytest.Mo
         load_scorer(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
-        ("ACME", True),
-        ("_acme_ and **x**", True),
-        ("Acm&#101;", True),
-        ("ac\u200bme", True),
-        ("\u0410cme", True),
-        ("4cme", True),
-        ("A c m e", True),
-        ("A c m a.c.m.e", True),
-        ("Globex\n  CORP", True),
-        ("g l o b e x c o r p", True),
-        ("\u4ed6acme\u4eba", True),
-        ("c users", False),
-        ("acmes", False),
-        ("Globex", False),
-        ("a cm e", False),
-        ("I am a man", False),
-    ],
-)
-def test_a_forbidden_word_is_found_however_it_is_written(text: str, holds: bool) -> None:
+def test_a_forbidden_word_is_found_however_it_is_written() -> None:
     scorer = NeverScorer(["Acme", "globex corp", "c++ users"])
-    assert scorer.score([text]).tolist() == [float(holds)]
+    for text in (
+        "ACME", "_acme_ and **x**", "Acm&#101;", "ac\u200bme", "\u0410cme", "4cme", "A c m e",
+        "A c m a.c.m.e", "Globex\n  CORP", "g l o b e x c o r p", "\u4ed6acme\u4eba",
+    ):  # fmt: skip
+        assert scorer.score([text]) == [1.0], text
+    for text in ("c users", "acmes", "Globex", "a cm e", "I am a man"):
+        assert scorer.score([text]) == [0.0], text
 
 
 def test_a_forbidden_sign_forbids_no_single_letters() -> None:
@@ -135,16 +119,9 @@ def test_listed_words_are_found_in_every_script(word: str, text: str, tmp_path: 
     assert load_scorer(f"lexicon:{path}").score([text]).tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("word", "text"),
-    [
-        (MOSCOW, f"I live in {' '.join(MOSCOW)} now"),
-        (GREECE, f"We love {' '.join(GREECE)} so much"),
-        ("stra\u00dfe", "the S t r a \u00df e is"),
-    ],
-)  # fmt: skip
-def test_forbidden_words_are_found_with_spaced_letters(word: str, text: str) -> None:
-    assert NeverScorer([word]).score([text]).tolist() == [1.0]
+@pytest.mark.parametrize("word", [MOSCOW, GREECE, "stra\u00dfe"])
+def test_forbidden_words_are_found_with_spaced_letters(word: str) -> None:
+    assert NeverScorer([word]).score([f"We love {' '.join(word)} so much"]).tolist() == [1.0]
 
 
 def test_other_words_with_a_listed_beginning_are_not_found() -> None:

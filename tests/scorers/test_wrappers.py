@@ -1,12 +1,15 @@
-"""Ensembles, windows and fallbacks of scorers."""
+"""Ensembles, windows, fallbacks and the cache of scorers."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import random
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +28,8 @@ from tide.core.errors import (
 from tide.core.settings import Settings
 from tide.core.text import splits_character
 from tide.runtime.acceptance import Acceptance
-from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import (
-    Attributed,
-    Floats,
-    is_quick,
-    screen_of,
-)
+from tide.scorers import CallableScorer, load_scorer, score_texts
+from tide.scorers.base import Attributed, Floats, attributes_of, is_quick, screen_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import (
     CachedScorer,
@@ -66,14 +64,12 @@ class TwoSides:
         pass
 
 
-def constant(value: float, threshold: float) -> Scorer:
-    scorer = CallableScorer(lambda texts: [value] * len(texts))
-    scorer.name, scorer.threshold = f"constant@{value}", threshold
-    return scorer
+def constant(value: float, threshold: float = 0.5) -> FakeScorer:
+    return FakeScorer(lambda text: value, name=f"constant@{value}", threshold=threshold)
 
 
 def test_max_and_mean() -> None:
-    scorers = [constant(0.2, 0.5), constant(0.9, 0.3)]
+    scorers = [constant(0.2), constant(0.9, threshold=0.3)]
     highest, mean = MaxScorer(scorers), MeanScorer(scorers)
     assert score_texts(highest, ["one text", "two texts"]).values.tolist() == [0.9, 0.9]
     assert mean.score(["one text"]) == pytest.approx([0.55])
@@ -82,13 +78,14 @@ def test_max_and_mean() -> None:
     assert highest.score([]).shape == mean.score([]).shape == (0,)
 
 
-def test_one_member_down_is_no_score() -> None:
-    def fail(texts: list[str]) -> list[float]:
-        raise TimeoutError("late")
+def fail(text: str) -> float:
+    raise TimeoutError("late")
 
-    for ensemble in (MaxScorer, MeanScorer, ConfirmScorer):
-        with pytest.raises(ScorerUnavailableError, match="late"):
-            score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"])
+
+@pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer, ConfirmScorer])
+def test_one_member_down_is_no_score(ensemble: Any) -> None:
+    with pytest.raises(ScorerUnavailableError, match="late"):
+        score_texts(ensemble([constant(0.1), FakeScorer(fail)]), ["a text"])
 
 
 def stated(factor: float = 1.0) -> FakeScorer:
@@ -103,16 +100,15 @@ def test_the_second_scores_and_the_first_is_its_screen() -> None:
     assert score_texts(scorer, ["0.005", "0.8"]).values == pytest.approx([0.00125, 0.2])
     assert first.calls == []
     assert screen_of(scorer) is first
-    assert (scorer.name, scorer.threshold, scorer.pace) == (
-        "confirm:stated,stated", 0.4, "word",
-    )  # fmt: skip
+    assert (scorer.name, scorer.threshold) == ("confirm:stated,stated", 0.4)
+    assert scorer.pace == "word"
     higher = ConfirmScorer([stated(), stated(1.2)])
     assert higher.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
 
 
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     first, second = stated(), stated(0.25)
-    scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3, 0.5)])
+    scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3)])
     screen = screen_of(scorer)
     assert screen is not None
     assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
@@ -120,22 +116,14 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     assert screen_of(MaxScorer([first, second])) is None
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("max:pocket", "max: needs several scorers, as in max:A,B"),
-        ("confirm:pocket", "needs two scorers, as in confirm:pocket,exchange"),
-        ("confirm:pocket,sentence,pocket", "needs two scorers, as in confirm:pocket,exchange"),
-    ],
-)
-def test_members_are_two_or_more(spec: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        load_scorer(spec)
+@pytest.mark.parametrize("members", ["max:A", "confirm:A", "confirm:A,A,A", "fallback:A"])
+def test_members_are_two_or_more(members: str) -> None:
+    with pytest.raises(InputError, match=r"needs (two|several) scorers, as in"):
+        load_scorer(members.replace("A", "lexicon"))
 
 
 def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path: Path) -> None:
-    quick, slow = stated(), stated()
-    quick.quick = True
+    quick, slow = FakeScorer(quick=True), FakeScorer()
     assert is_quick(MaxScorer([quick, quick]))
     assert not is_quick(MaxScorer([quick, slow]))
     confirm = ConfirmScorer([quick, slow])
@@ -147,19 +135,13 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path
 
 
 def test_the_worst_window_counts() -> None:
-    seen: list[str] = []
-
-    def bad_share(texts: list[str]) -> list[float]:
-        seen.extend(texts)
-        return [text.split().count("bad") / len(text.split()) for text in texts]
-
-    scorer = WindowedScorer(CallableScorer(bad_share), 4)
+    shares = FakeScorer(lambda text: text.split().count("bad") / len(text.split()))
+    scorer = WindowedScorer(shares, 4)
     long = " ".join(["good"] * 20 + ["bad"] * 4 + ["good"] * 20)
     assert scorer.score([long, "one bad word", long]) == pytest.approx([1.0, 1 / 3, 1.0])
-    assert all(len(text.split()) <= 4 for text in seen)
-    assert seen.count("one bad word") == 1
-    name = "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share@"
-    assert scorer.name.startswith(name)
+    assert all(len(text.split()) <= 4 for text in shares.texts)
+    assert shares.texts.count("one bad word") == 1
+    assert scorer.name == "windows:4:fake"
 
 
 def test_an_override_acts_on_words_of_all_windows() -> None:
@@ -239,13 +221,6 @@ def second() -> FakeScorer:
     return FakeScorer(lambda text: 0.7 if "rude" in text else 0.3, name="second@1", threshold=0.6)
 
 
-class Clock:
-    seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -258,7 +233,7 @@ class Clock:
 )
 def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
     guard = Guard()
-    scorer = FallbackScorer([guard, second()], clock=Clock())
+    scorer = FallbackScorer([guard, second()])
     assert scorer.threshold == guard.threshold
     up = score_texts(scorer, TEXTS)
     assert up.values.tolist() == guard.score(TEXTS).tolist()
@@ -283,10 +258,7 @@ def test_other_errors_of_the_first_scorer_are_raised() -> None:
 
 
 def test_no_text_passes_if_both_scorers_fail() -> None:
-    def dead(texts: list[str]) -> list[float]:
-        raise ConnectionError("down")
-
-    scorer = FallbackScorer([CallableScorer(dead), CallableScorer(dead)])
+    scorer = FallbackScorer([FakeScorer(fail), FakeScorer(fail)])
     with pytest.raises(ScorerUnavailableError):
         scorer.score(TEXTS)
 
@@ -294,21 +266,15 @@ def test_no_text_passes_if_both_scorers_fail() -> None:
 def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guard, clock = Guard(), Clock()
-    scorer = FallbackScorer([guard, second()], clock=clock)
+    guard, now = Guard(), 1000.0
+    scorer = FallbackScorer([guard, second()], clock=lambda: now)
     guard.error = ScorerUnavailableError("the guard is down")
     with caplog.at_level(logging.WARNING, "tide"):
-        for _ in range(50):
+        for seconds, asked in ((0.0, 1), (0.0, 1), (9.9, 1), (10.1, 2), (10.1, 2)):
+            now = 1000.0 + seconds
             scorer.score(TEXTS)
-        assert guard.asked == 1
-        clock.seconds += 9.9
-        scorer.score(TEXTS)
-        assert guard.asked == 1
-        clock.seconds += 0.2
-        scorer.score(TEXTS)
-        scorer.score(TEXTS)
-        assert guard.asked == 2
-        clock.seconds += 11
+            assert guard.asked == asked
+        now = 1021.0
         guard.error = None
         assert scorer.score(TEXTS).tolist() == guard.score(TEXTS).tolist()
     messages = [record.getMessage() for record in caplog.records]
@@ -333,11 +299,11 @@ def test_first_scorer_answers_another_thread_meanwhile() -> None:
 
 def test_one_call_tries_the_first_scorer_again() -> None:
     """Calls meanwhile do not wait for a scorer that hangs."""
-    guard, clock = Guard(), Clock()
+    guard, now = Guard(), 1000.0
     guard.error = ScorerUnavailableError("down")
-    scorer = FallbackScorer([guard, second()], clock=clock)
+    scorer = FallbackScorer([guard, second()], clock=lambda: now)
     scorer.score(TEXTS)
-    clock.seconds += 11
+    now += 11
     meanwhile: list[list[float]] = []
 
     class Trying(Guard):
@@ -350,12 +316,130 @@ def test_one_call_tries_the_first_scorer_again() -> None:
     assert meanwhile == [[0.0, 1.0]]
 
 
-def test_fallback_is_a_spec_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY._targets, "guard-of-test", Guard)
-    scorer = load_scorer("fallback:guard-of-test,lexicon")
-    assert scorer.name.startswith("fallback:two@1,lexicon")
-    members: list[Scorer] = [Guard(), second()]
+def test_fallback_is_a_spec_and_is_not_cached() -> None:
+    assert load_scorer("fallback:pocket,lexicon").name.startswith("fallback:pocket@")
     with pytest.raises(InputError, match="fallback:cache:A,B"):
-        CachedScorer(FallbackScorer(members))
-    with pytest.raises(InputError, match="two scorers"):
-        FallbackScorer(members[:1])
+        load_scorer("cache:fallback:pocket,lexicon")
+
+
+# The cache
+
+
+NUMBERED = [f"text number {i}" for i in range(200)]
+
+
+def by_length(name: str = "lengths@1") -> FakeScorer:
+    return FakeScorer(lambda text: len(text) / 100, name=name, threshold=0.4)
+
+
+@contextmanager
+def cached(scorer: Any, path: Path | str) -> Iterator[CachedScorer]:
+    with closing(CachedScorer(scorer, path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a" / "scores.sqlite3"
+
+
+def test_asks_once_across_objects_for_each_revision(path: Path) -> None:
+    expected = [len(text) / 100 for text in NUMBERED]
+    with cached(first := by_length(), path) as scorer:
+        assert (scorer.name, scorer.threshold) == ("lengths@1", 0.4)
+        assert scorer.score(NUMBERED) == pytest.approx(expected)
+        assert scorer.score(NUMBERED[::-1]) == pytest.approx(expected[::-1])
+        assert first.texts == NUMBERED
+    with cached(second := by_length(), path) as scorer:
+        assert scorer.score([*NUMBERED, "a new one", NUMBERED[0]])[:200] == pytest.approx(expected)
+        assert second.texts == ["a new one"]
+        assert scorer.score([]).shape == (0,)
+    with cached(renamed := by_length("lengths@2"), path) as scorer:
+        scorer.score(NUMBERED[:3])
+        assert renamed.texts == NUMBERED[:3]
+
+
+def test_what_was_scored_before_an_outage_is_kept(path: Path) -> None:
+    def fail_late(text: str) -> float:
+        if text == NUMBERED[130]:
+            raise TimeoutError("late")
+        return len(text) / 100
+
+    failing = FakeScorer(fail_late, name="lengths@1")
+    with cached(failing, path) as scorer, pytest.raises(ScorerUnavailableError, match="lengths@1"):
+        score_texts(scorer, NUMBERED)
+    with cached(back := by_length(), path) as scorer:
+        scorer.score(NUMBERED)
+        assert back.texts == NUMBERED[128:]
+
+
+def test_what_is_no_score_is_not_stored(path: Path) -> None:
+    bad = FakeScorer(lambda text: 1.5, name="lengths@1")
+    with cached(bad, path) as scorer, pytest.raises(ScorerError, match="not a score"):
+        scorer.score(NUMBERED[:1])
+    with cached(by_length(), path) as scorer:
+        assert scorer.score(NUMBERED[:1]) == pytest.approx([0.13])
+
+
+def test_cache_tells_lambdas_apart(path: Path) -> None:
+    half, whole = (CallableScorer(lambda texts, v=v: [v] * len(texts)) for v in (0.5, 1.0))
+    none = CallableScorer(lambda texts: [0.0] * len(texts))
+    for scorer, expected in ((half, 0.5), (whole, 1.0), (none, 0.0), (half, 0.5)):
+        for around in (scorer, WindowedScorer(scorer), MaxScorer([scorer, scorer])):
+            with cached(around, path) as opened:
+                assert opened.score(["a text"]) == [expected]
+
+
+def test_cache_forgets_scores_of_edited_code(path: Path, tmp_path: Path) -> None:
+    """A class keeps its name while its file, or a function beside it, is edited."""
+    code = tmp_path / "mine.py"
+    for value in (0.1, 0.2):
+        code.write_text(
+            "from tide.scorers import PlainScorer\n"
+            f"def value():\n    return {value}\n"
+            "class Mine(PlainScorer):\n    name = 'mine'\n"
+            "    def score(self, texts):\n        return [value()] * len(texts)\n"
+        )
+        for spec in (f"{code}:Mine", f"windows:{code}:Mine"):
+            with cached(load_scorer(spec), path) as opened:
+                assert opened.score(["a text"]) == [value]
+
+
+def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    path.write_text("something else entirely, long enough to be looked at" * 100)
+    with pytest.raises(ScorerError, match=r"scores\.sqlite3 cannot be used: .*delete the file"):
+        CachedScorer(by_length(), path)
+
+
+def test_the_place_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "here.sqlite3"))
+    with closing(load_scorer("cache:pocket")) as scorer:
+        assert scorer.name == load_scorer("pocket").name
+        scorer.score(["a secret text"])
+    assert b"a secret text" not in (tmp_path / "here.sqlite3").read_bytes()
+    monkeypatch.delenv("TIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_scorer("cache:pocket").close()
+    assert (tmp_path / "tide" / "scores.sqlite3").exists()
+
+
+def test_cache_keeps_attributes(path: Path) -> None:
+    expected = score_texts(TwoSides(), NUMBERED[:2]).rows()
+    for asked in (1, 0):
+        with cached(inner := TwoSides(), path) as scorer:
+            assert attributes_of(scorer) == inner.attributes
+            assert score_texts(scorer, NUMBERED[:2]).rows() == expected
+            assert inner.asked == asked
+
+
+@pytest.mark.parametrize("score", [7.0, -0.5])
+def test_cache_gives_out_no_invalid_score(path: Path, score: float) -> None:
+    with cached(by_length(), path) as scorer:
+        scorer.score(NUMBERED[:3])
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE texts SET score = ?", [score])
+    with cached(by_length(), path) as scorer, pytest.raises(ScorerError, match="is not a score"):
+        score_texts(scorer, NUMBERED[:3])
