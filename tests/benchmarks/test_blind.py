@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -48,11 +49,8 @@ def test_count_compares_kinds_and_readers(
     reading: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blind.count(reading, [notes(reading, "own"), notes(reading, "repaired")])
-    first, *_, second = (
-        [cell.strip() for cell in line.split("|")]
-        for line in capsys.readouterr().out.splitlines()
-        if "offensive" in line
-    )
+    rows = [re.split(r" *\| *", line) for line in capsys.readouterr().out.splitlines()]
+    first, *_, second = (row for row in rows if "offensive" in row)
     assert first[4:7] == ["12 [0.76, 1.00]", "0 [0.00, 0.24]", "0.00049"]
     assert second[-3:-1] == ["0", "-1"]
 

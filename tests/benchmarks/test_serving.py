@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.pocket.training import write_rows
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 SERVERS = ["plain", "unscored", "ours"]
@@ -18,8 +18,7 @@ SERVERS = ["plain", "unscored", "ours"]
 @pytest.mark.slow
 def test_servers_are_compared(tmp_path: Path) -> None:
     rows = [{"id": number, "prompt": "The weather is", "domain": "a"} for number in range(2)]
-    lines = "\n".join(map(json.dumps, rows))
-    (tmp_path / "bold.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    write_rows(tmp_path / "bold.jsonl.gz", rows)
     few = ["--requests", "2", "--clients", "1", "--turns", "1", "--tokens", "4"]
     command = [sys.executable, SCRIPT, "--traffic", "ordinary", *few, "--servers", *SERVERS]
     environment = os.environ | {"TIDE_DATA": str(tmp_path)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,6 @@ from typer.testing import CliRunner
 from tests.server.running import running
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import load_scorer
-
-# What a faulty proxy sends in place of an event's text; None breaks the connection off.
-Change = Callable[[str], str]
-
 
 command = Typer()
 command.command()(main)
@@ -50,44 +47,45 @@ def states_of(kit: Kit, *names: str, guards: bool = True) -> dict[str, bool | No
     cases = [case for case in wanted if not names or case.name in names]
     states: dict[str, bool | None] = {}
 
-    async def run(case: Case) -> None:
-        states[case.name], _ = await case.check(kit)
+    async def run(cases: list[Case]) -> None:
+        for case in cases:
+            states[case.name], _ = await case.check(kit)
 
     async def run_all() -> None:
         async with kit.http:
-            await asyncio.gather(*(run(case) for case in cases if case.name not in ALONE))
-            for case in cases:
-                if case.name in ALONE:
-                    await run(case)
+            await asyncio.gather(*(run([case]) for case in cases if case.name not in ALONE))
+            await run([case for case in cases if case.name in ALONE])
 
     asyncio.run(run_all())
     return states
 
 
-class Proxy:
+PATH = "/v1/chat/completions"
+
+
+def proxy(answer: Callable[[Request], Awaitable[Response]]) -> AbstractContextManager[str]:
+    return listening(Starlette(routes=[Route(PATH, answer, methods=["POST"])]))
+
+
+def changing(server: ScriptedServer, change: Callable[[str], str]) -> AbstractContextManager[str]:
     """A proxy that changes each event by itself. A broken stream ends as if whole."""
 
-    def __init__(self, upstream: str, change: Change) -> None:
-        self._upstream, self._change = upstream, change
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self._pass, methods=["POST"])])
+    async def events(content: bytes) -> AsyncIterator[str]:
+        try:
+            async with (
+                httpx.AsyncClient(base_url=server.url) as http,
+                http.stream("POST", PATH, content=content) as response,
+            ):
+                async for line in response.aiter_lines():
+                    yield f"{change(line)}\n"
+        except httpx.HTTPError:
+            end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+            yield f"data: {json.dumps(end)}\n\ndata: [DONE]\n\n"
 
-    async def _pass(self, request: Request) -> Response:
-        content = await request.body()
+    async def answer(request: Request) -> Response:
+        return StreamingResponse(events(await request.body()), media_type="text/event-stream")
 
-        async def events() -> AsyncIterator[str]:
-            address = f"{self._upstream}/v1/chat/completions"
-            try:
-                async with (
-                    httpx.AsyncClient() as http,
-                    http.stream("POST", address, content=content) as response,
-                ):
-                    async for line in response.aiter_lines():
-                        yield f"{self._change(line)}\n"
-            except httpx.HTTPError:
-                end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-                yield f"data: {json.dumps(end)}\n\ndata: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
+    return proxy(answer)
 
 
 def test_scripted_server_alone_keeps_nothing_back(server: ScriptedServer) -> None:
@@ -104,38 +102,35 @@ def by_chunk(line: str) -> str:
     return "" if BAD in line else line
 
 
-def test_filter_of_single_chunks_leaks_a_split_word(server: ScriptedServer) -> None:
-    with listening(Proxy(server.url, by_chunk).app) as url:
-        states = states_of(Kit(url, server), "bad_word", "bad_word_split", "bad_arguments", "told")
-    assert states["bad_word_split"] is states["bad_arguments"] is False
+def erasing(line: str) -> str:
+    return line.replace(" bread,", "").replace('"role": "assistant", ', "")
 
 
-def test_erased_words_and_invented_ends_are_misses(server: ScriptedServer) -> None:
-    def erasing(line: str) -> str:
-        return line.replace(" bread,", "").replace('"role": "assistant", ', "")
-
-    with listening(Proxy(server.url, erasing).app) as url:
-        states = states_of(
-            Kit(url, server), "nothing_erased", "role", "cut", "refused", "split_words"
-        )
-    assert states.pop("split_words")
-    assert set(states.values()) == {False}
+@pytest.mark.parametrize(
+    ("change", "missed", "held"),
+    [
+        (by_chunk, {"bad_word_split", "bad_arguments"}, {"bad_word"}),
+        (erasing, {"nothing_erased", "role", "cut", "refused"}, {"split_words"}),
+    ],
+)
+def test_faults_of_proxies_are_misses(
+    change: Callable[[str], str], missed: set[str], held: set[str], server: ScriptedServer
+) -> None:
+    with changing(server, change) as url:
+        states = states_of(Kit(url, server), *missed, *held)
+    assert states == dict.fromkeys(missed, False) | dict.fromkeys(held, True)
 
 
 @pytest.mark.nightly
 def test_proxy_that_holds_the_whole_answer_is_late(server: ScriptedServer) -> None:
     async def whole(request: Request) -> Response:
-        address = f"{server.url}/v1/chat/completions"
-        async with httpx.AsyncClient() as http:
-            answer = await http.post(address, content=await request.body())
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            answer = await http.post(PATH, content=await request.body())
         return Response(answer.content, media_type="text/event-stream")
 
-    app = Starlette(routes=[Route("/v1/chat/completions", whole, methods=["POST"])])
-    with listening(app) as url:
-        assert states_of(Kit(url, server), "first_text", "split_words", guards=False) == {
-            "first_text": False,
-            "split_words": True,
-        }
+    with proxy(whole) as url:
+        states = states_of(Kit(url, server), "first_text", "split_words", guards=False)
+    assert states == {"first_text": False, "split_words": True}
 
 
 @pytest.mark.slow

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from models.probes import (
-    PEOPLE,
-    neutral_sentences,
-    with_article,
-)
+from models.probes import PEOPLE, neutral_sentences, with_article
 
 
 def test_neutral_sentences_are_about_everybody() -> None:

@@ -2,84 +2,40 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 from benchmarks.ordinary import Set, pairs, questions_of
 from models.probes import LIMITS
 
-from tests.pocket.test_train_sentence_scorer import SCRIPTS, write_foundation, write_lines
+from tests.pocket.training import training_script, write_data, write_rows
 from tide.scorers.base import Exchange
 from tide.scorers.encoder import ExchangeScorer
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    pytest.importorskip("onnx")
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import encoder_training
-    import train_exchange_scorer as script
-
-    monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
-    monkeypatch.setattr(script, "LAYERS", 1)
-    for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT", "BEGUN", "BEGUN_TOXIC"):
-        monkeypatch.setattr(script, count, 100)
-    write_foundation(tmp_path / "foundation")
-    threads = torch.get_num_threads()
-    yield script
-    torch.set_num_threads(threads)
+def script(tmp_path: Path) -> Iterator[ModuleType]:
+    with training_script("train_exchange_scorer", tmp_path / "foundation") as (script, patch):
+        for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT", "BEGUN", "BEGUN_TOXIC"):
+            patch.setattr(script, count, 100)
+        yield script
 
 
 @pytest.fixture
 def data(script: ModuleType, tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    labelled = [
-        {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
-        for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
-        for i in range(400)
-    ]
-    write_lines(folder / "labelled/toxicity.jsonl.gz", labelled)
-    write_lines(folder / "labelled/paradetox_pairs.jsonl.gz", [])
-    plain = [{"text": f"The shop {i} {i} is open to you {i} and quiet."} for i in range(200)]
-    write_lines(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
-    replies = [
-        {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
-         "source": "context_toxicity"} for i in range(400)
-    ]  # fmt: skip
-    write_lines(folder / "corpus/dialogues.jsonl.gz", replies)
+    folder = write_data(tmp_path / "data", labelled=400)
     exchanges = [
         {"context": f"Dummy {i}", "response": f"You said {i}.", "unsafe": i % 2 == 0,
          "category": list(script.CATEGORIES)[i % 5]} for i in range(200)
     ]  # fmt: skip
-    write_lines(folder / "exchanges/diasafety_train.jsonl.gz", exchanges)
-    write_lines(folder / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
-    recorded = [
-        {"prompt": f"A house {i}", "completions": [f"You dummy {i}.", f"The walk {i % 7} is open."],
-         "toxicity_scores": [0.8, 0.02]} for i in range(script.LAST_PROMPT + 3)
-    ]  # fmt: skip
-    completions = [
-        {"prompt_id": i, "completion": f"You dummy {i}."} for i in range(script.LAST_PROMPT)
-    ]
-    completions += [
-        {"prompt_id": i, "completion": f"{word} {i}."}
-        for word in ("Idiot", "Calm") for i in range(script.LAST_PROMPT)
-    ]  # fmt: skip
-    write_lines(folder / "corpus/base_completions.jsonl.gz", completions)
-    path = folder / "paper/recorded/a-model/base.json.gz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
-    steered = [
-        {"prompt": f"A house {i}", "completions": [f"Idiot {i}.", f"You dummy {i}.", f"Calm {i}."],
-         "toxicity_scores": [0.9, 0.8, 0.1]} for i in range(script.LAST_PROMPT + 3)
-    ]  # fmt: skip
-    path.with_name("tide.json.gz").write_bytes(gzip.compress(json.dumps(steered).encode()))
+    write_rows(folder / "exchanges/diasafety_train.jsonl.gz", exchanges)
+    write_rows(folder / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
     return folder
 
 
@@ -101,12 +57,7 @@ def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: 
 
 def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -> None:
     corpus = script.read(data, None)
-    rows = [
-        row
-        for kinds in (corpus.kinds, corpus.held)
-        for rows_of_kind in kinds.values()
-        for row in rows_of_kind
-    ]
+    rows = list(chain(*corpus.kinds.values(), *corpus.held.values()))
     texts = {text for row in rows for text in (row.context, row.text)}
     judge = script.read_sentence(data)
     assert judge.labelled.texts

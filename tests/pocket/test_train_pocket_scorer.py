@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from models.train_pocket_scorer import (
-    fit_knots,
-    prose_part,
-    read_ordinary,
-)
+from models.train_pocket_scorer import fit_knots, prose_part, read_ordinary
 from scipy.special import expit, logit
 
+from tests.pocket.training import write_rows
 from tide.scorers.pocket import calibrated
 
 
@@ -29,12 +25,10 @@ def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
 
 
 def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
     sentences = [{"text": f"word{i} stands here"} for i in range(50)] * 2
     replies = [{"response": f"yes {i} of us", "unsafe": i % 2} for i in range(50)]
-    for name, rows in (("bold_wikipedia", sentences), ("dialogues", replies)):
-        with gzip.open(tmp_path / "corpus" / f"{name}.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_rows(tmp_path / "corpus/bold_wikipedia.jsonl.gz", sentences)
+    write_rows(tmp_path / "corpus/dialogues.jsonl.gz", replies)
     written = tmp_path / "written.jsonl"
     rows = ({"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50))
     written.write_text("".join(json.dumps(row) + "\n" for row in rows))

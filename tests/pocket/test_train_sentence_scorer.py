@@ -2,114 +2,34 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import string
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from models.probes import LIMITS
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from models import probes
+from tests.pocket.training import training_script, write_data
 from tide.scorers.encoder import SentenceScorer
 
-SCRIPTS = Path(__file__).parents[2] / "models"
-WIDTH, INNER = 16, 32
-WORDS = (
-    "you", "are", "such", "a", "an", "idiot", "dummy", "quiet", "walk", "to", "house", "number",
-    "the", "shop", "is", "open", "he", "said",
-)  # fmt: skip
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    pytest.importorskip("onnx")
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import encoder_training
-    import train_sentence_scorer as script
-
+def script(tmp_path: Path) -> Iterator[ModuleType]:
     sentences = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
-    monkeypatch.setattr(script, "sentences", lambda insults, seed: sentences)
-    monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
-    monkeypatch.setattr(script, "LAYERS", 1)
-    monkeypatch.setattr(script, "PIECES", 90)
-    monkeypatch.setattr(encoder_training, "WARM", 5)
-    write_foundation(tmp_path / "foundation")
-    threads = torch.get_num_threads()
-    yield script
-    torch.set_num_threads(threads)
-
-
-def write_foundation(folder: Path) -> None:
-    """A BERT of one layer with random weights."""
-    folder.mkdir()
-    signs = [*string.ascii_lowercase, *string.digits]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *signs, *(f"##{sign}" for sign in signs), *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n")
-    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": 2}
-    (folder / "config.json").write_text(json.dumps(sizes))
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (len(dict.fromkeys(pieces)), WIDTH),
-        "embeddings.position_embeddings.weight": (128, WIDTH),
-        "embeddings.token_type_embeddings.weight": (2, WIDTH),
-    }
-    linear = {"intermediate.dense": (INNER, WIDTH), "output.dense": (WIDTH, INNER)}
-    for part in ("self.query", "self.key", "self.value", "output.dense"):
-        linear[f"attention.{part}"] = (WIDTH, WIDTH)
-    for name, shape in linear.items():
-        shapes[f"encoder.layer.0.{name}.weight"] = shape
-        shapes[f"encoder.layer.0.{name}.bias"] = shape[:1]
-    for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
-        shapes |= {f"{name}.LayerNorm.weight": (WIDTH,), f"{name}.LayerNorm.bias": (WIDTH,)}
-    torch.manual_seed(0)
-    # As small as in a real network: larger weights saturate, and nothing can be learnt from them.
-    weights = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-    weights |= {name: torch.ones(WIDTH) for name in shapes if name.endswith("LayerNorm.weight")}
-    save_file(weights, folder / "model.safetensors")
-
-
-def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    with training_script("train_sentence_scorer", tmp_path / "foundation") as (script, patch):
+        patch.setattr(script, "sentences", lambda insults, seed: sentences)
+        patch.setattr(script, "PIECES", 90)
+        patch.setattr("encoder_training.WARM", 5)
+        yield script
 
 
 @pytest.fixture
-def data(script: ModuleType, tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    labelled = [
-        {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
-        for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
-        for i in range(1500)
-    ]
-    write_lines(folder / "labelled/toxicity.jsonl.gz", labelled)
-    pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
-    write_lines(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
-    plain = [{"text": f"The shop {i} {i} is open to you {i} and quiet."} for i in range(200)]
-    write_lines(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
-    replies = [
-        {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
-         "source": "context_toxicity"} for i in range(40)
-    ]  # fmt: skip
-    write_lines(folder / "corpus/dialogues.jsonl.gz", replies)
-    recorded = [
-        {"completions": [f"You dummy {i}.", f"The walk {i % 7} is open."],
-         "toxicity_scores": [0.8, 0.02]} for i in range(script.LAST_PROMPT + 3)
-    ]  # fmt: skip
-    completions = [{"prompt_id": 0, "completion": "Nothing of it."}]
-    write_lines(folder / "corpus/base_completions.jsonl.gz", completions)
-    path = folder / "paper/recorded/a-model/base.json.gz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
-    return folder
+def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "data", labelled=1500)
 
 
 @pytest.mark.nightly
@@ -140,12 +60,8 @@ def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
 
     labelled = pocket.read_labelled(data / "labelled")
     trained = {labelled.texts[i] for i in np.flatnonzero(labelled.parts(0) > 0)}
-    prose = {
-        text
-        for part in ("train", "calibrate")
-        for texts in pocket.read_ordinary(data, None, part).values()
-        for text in texts
-    }
+    parts = [pocket.read_ordinary(data, None, part) for part in ("train", "calibrate")]
+    prose = {text for part in parts for texts in part.values() for text in texts}
     data_read = script.read(data)
     ordinary = {*data_read.ordinary, *data_read.prose}
     read = {*data_read.labelled.texts, *data_read.held.texts, *data_read.recorded.texts, *ordinary}
@@ -186,29 +102,18 @@ def test_what_measures_is_kept_out(script: ModuleType) -> None:
     words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
     assert not [text for text in taught if words.search(text.lower())]
     slots_of = templates._DATA["slots"]
-    slots = [
-        *templates._DATA["outsiders"],
-        *slots_of["people"],
-        *slots_of["noun"],
-        *slots_of["adj"],
-    ]
+    slots = templates._DATA["outsiders"] + slots_of["people"] + slots_of["noun"] + slots_of["adj"]
     longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
-    # By their first letters: one after another, 25,000 sentences take three seconds.
-    letters = groupby(sorted(longest_first, key=itemgetter(0)), itemgetter(0))
-    begun = [
-        f"{letter}({'|'.join(re.escape(filler[1:]) for filler in fillers)})"
-        for letter, fillers in letters
-    ]
-    filler = re.compile(rf"\b(?:an? )?({'|'.join(begun)})\b", re.IGNORECASE)
+    fillers = "|".join(map(re.escape, longest_first))
+    filler = re.compile(rf"\b(?:an? )?({fillers})\b", re.IGNORECASE)
 
     def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
         """Words in a row, with X for insults and groups; all words of a shorter sentence."""
         runs_of_words = set()
         for sentence in sentences:
             row = script.words_of(filler.sub("X", sentence))
-            runs_of_words |= {
-                tuple(row[i : i + length]) for i in range(max(len(row) - length, 0) + 1)
-            }
+            last = max(len(row) - length, 0)
+            runs_of_words |= {tuple(row[i : i + length]) for i in range(last + 1)}
         return runs_of_words
 
     trivial = {"plain insults", "leetspeak", "asterisks", "letters apart"}

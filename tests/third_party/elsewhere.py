@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,20 +43,12 @@ class LengthScorer:
         pass
 
 
-class JumpOptions(Options):
-    count: int = Field(default=4, ge=1, description="Points of the one round.")
-
-
 class Jumps(Strategy):
     """Tries some points around the prompt, once."""
 
-    options_class = JumpOptions
-    options: JumpOptions
-
     def steps(self, start: Any) -> Any:
         self.iterations += 1
-        jumps = self.x0 + self.mu * self.normal(self.options.count)
-        points = yield from self.evaluate(jumps, "perturbation")
+        points = yield from self.evaluate(self.x0 + self.mu * self.normal(3), "perturbation")
         yield from self.accept(points)
 
 
@@ -65,15 +56,6 @@ class BiasOptions(Options):
     strength = "scale"
 
     scale: float = Field(default=1.0, ge=0, description="Multiple of the learned bias.")
-
-
-class _BiasedLane(SteeredLane):
-    def __init__(self, *arguments: Any, bias: torch.Tensor, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._bias = bias
-
-    def shift(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores + self._bias
 
 
 class Bias(DecodingBaseline):
@@ -86,7 +68,13 @@ class Bias(DecodingBaseline):
 
     def lanes(self) -> Any:
         assert self.artefact is not None
-        return partial(_BiasedLane, bias=self._options.scale * self.artefact.tensors["bias"])
+        bias = self._options.scale * self.artefact.tensors["bias"]
+
+        class Lane(SteeredLane):
+            def shift(self, scores: torch.Tensor) -> torch.Tensor:
+                return scores + bias
+
+        return Lane
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
