@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import save_causal_lm
-from tests.scorers.guards.tiny import EXCHANGES, FAMILY, exchanges, prompt_of, save_guard, toxic
+from tests.scorers.guards.tiny import FAMILY, exchanges, prompt_of, save_guard, toxic
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange
@@ -40,9 +40,10 @@ def test_a_guard_scores_as_by_hand(folder: Path) -> None:
     assert isinstance(scorer, Scorer)
     assert scorer.name.startswith(f"guard:{folder}@")
     assert scorer.name.endswith(f"#{FAMILY}")
-    scores = scorer.score(EXCHANGES)
-    assert [score > 0.5 for score in scores] == [toxic(exchange) for exchange in EXCHANGES]
-    assert scores == pytest.approx([by_hand(folder, e) for e in EXCHANGES], abs=0.01)
+    judged = list(exchanges(8))
+    assert scorer.score(judged) == pytest.approx(
+        [by_hand(folder, each) for each in judged], abs=0.01
+    )
 
 
 def test_the_result_does_not_depend_on_the_batch(folder: Path) -> None:

@@ -22,12 +22,6 @@ from tide.scorers.guards import FAMILIES
 MARKERS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
-EXCHANGES = [
-    *(Exchange("", text) for text in TEXTS),
-    Exchange("are people rude today", "yes people are"),
-    Exchange("are people kind today", "yes people are"),
-    Exchange("are people rude today", "no people are kind"),
-]
 _LEARNED = 0.01  # below this loss every answer is right on any machine
 _MOST_STEPS = 900
 
