@@ -140,8 +140,8 @@ def test_thresholds_name_attributes_of_the_scorer() -> None:
 
 
 def test_thresholds_are_read_from_text() -> None:
-    expected = {"threat": 0.1, "hate/third": 0.9}
-    for value in ("threat=0.1, hate/third=0.9", ["threat=0.1", "hate/third=0.9"]):
+    expected = {"threat": 0.1, "hate/threatening": 0.9}
+    for value in ("threat=0.1, hate/threatening=0.9", ["threat=0.1", "hate/threatening=0.9"]):
         assert Settings(thresholds=value).thresholds == expected
     for wrong in ("threat", "=0.1", "threat=", "threat=2", "threat=nan", {"threat": 0.0}):
         with pytest.raises(ValueError, match="thresholds"):
