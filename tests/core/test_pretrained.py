@@ -88,13 +88,6 @@ def test_load_model_refuses_a_broken_folder_in_one_line(name: str, tmp_path: Pat
     assert str(caught.value).startswith(f"model {tmp_path}: ")  # whichever check raised it
 
 
-def test_load_classifier_refuses_a_folder_without_a_weight(tmp_path: Path) -> None:
-    mutate = weights(lambda t: remove(t, "classifier.weight"))
-    mutate(save_classifier(tmp_path, ["fine", "toxic"]))
-    with pytest.raises(ScorerError, match=r"lack the weight classifier\.weight"):
-        load_scorer(f"hf:{tmp_path}")
-
-
 def test_load_classifier_refuses_labels_that_are_no_names(tmp_path: Path) -> None:
     fields(id2label={"0": 5, "1": None})(save_classifier(tmp_path, ["fine", "toxic"]))
     with pytest.raises(InputError, match=r"unclear which labels are toxic \(5, None\)"):
@@ -186,17 +179,18 @@ def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path)
             call(["The <image> weather"])
 
 
-def test_loading_refuses_weights_that_overflow(tmp_path: Path) -> None:
-    """The weights are finite, but too large for float32 once they are multiplied."""
+@pytest.mark.parametrize(
+    ("dtype", "factor", "message"),
+    [
+        ("float32", 1e30, "logits are NaN or infinite"),
+        ("float16", 100.0, r"in float16; use dtype bfloat16 or float32$"),
+    ],
+)
+def test_loading_refuses_weights_that_overflow(
+    tmp_path: Path, dtype: str, factor: float, message: str
+) -> None:
+    """The weights are finite, but too large once they are multiplied."""
     folder = save_causal_lm(tmp_path, "llama")
-    weights(lambda t: t.update({k: v * 1e30 for k, v in t.items() if "mlp" in k}))(folder)
-    with pytest.raises(EngineError, match="logits are NaN or infinite"):
-        TransformersEngine(folder)
-
-
-def test_float16_overflow_names_another_dtype(tmp_path: Path) -> None:
-    folder = save_causal_lm(tmp_path, "llama")
-    weights(lambda t: t.update({k: v * 100 for k, v in t.items() if "mlp" in k}))(folder)
-    TransformersEngine(folder).close()
-    with pytest.raises(EngineError, match=r"in float16; use dtype bfloat16 or float32$"):
-        TransformersEngine(folder, dtype="float16")
+    weights(lambda t: t.update({k: v * factor for k, v in t.items() if "mlp" in k}))(folder)
+    with pytest.raises(EngineError, match=message):
+        TransformersEngine(folder, dtype=dtype)
