@@ -80,7 +80,7 @@ def test_order_option_of_rad_and_sasa(gpt2: World, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "per_prompt_token", "of_code", "per_draw", "per_token"),
+    ("name", "per_prompt_token", "once", "per_draw", "per_token"),
     [
         ("adlm", 1, 0, 0, 1),
         ("contrastive", 2, 0, 0, 2),
@@ -89,33 +89,27 @@ def test_order_option_of_rad_and_sasa(gpt2: World, name: str) -> None:
         ("dexperts", 3, 0, 0, 3),
         ("fudge", 2, 0, 8, 1),
         ("pplm", 2, 0, 5, 2),
-        ("quark", 2, 1, 0, 2),
+        ("quark", 2, 1, 0, 2),  # its code
         ("rad", 2, 0, 8, 1),
         ("rectification", 2, 0, 0, 2),
+        ("safe-decoding", 2, 1, 0, 1),  # the expert reads the first of its two tokens
         ("sasa", 1, 0, 8, 0),
         ("word-filter", 1, 0, 0, 1),
     ],
 )
 def test_forward_tokens_of_each_baseline(
-    gpt2: World, name: str, per_prompt_token: int, of_code: int, per_draw: int, per_token: int
+    gpt2: World, name: str, per_prompt_token: int, once: int, per_draw: int, per_token: int
 ) -> None:
     """The count of a row does not depend on the other rows of its batch."""
-    baseline = gpt2.load(STRENGTHS.get(name, name))
+    baseline = gpt2.load(STRENGTHS[name])
     ids = gpt2.engine.tokenize(PROMPTS)
     written = baseline.generate(PROMPTS, GREEDY, SEEDS)
     for i, row in enumerate(written):
         draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
-        expected = per_prompt_token * len(ids[i]) + of_code + per_draw * draws
+        expected = per_prompt_token * len(ids[i]) + once + per_draw * draws
         assert row.forward_tokens == expected + per_token * (draws - 1)
         assert (row.evaluations, row.scorer_calls) == (1, 0)
         assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
-
-
-def test_safe_decoding_expert_reads_only_first_tokens(gpt2: World) -> None:
-    """The model reads all 6 tokens but the last, and the expert the first of its two."""
-    rows = gpt2.load("safe-decoding").generate(PROMPTS, GREEDY, SEEDS)
-    for row, ids in zip(rows, gpt2.engine.tokenize(PROMPTS), strict=True):
-        assert row.forward_tokens == 2 * len(ids) + 5 + 1
 
 
 def test_dropped_candidates_are_not_read(gpt2: World) -> None:

@@ -33,20 +33,17 @@ def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
     return Record(id=number, prompt=f"prompt {number}", trials=made)
 
 
-def opened(path: Path, **more: Any) -> RecordFile:
+def opened(path: Path, *records: Record, **more: Any) -> RecordFile:
+    """The file, with `records` added."""
     path.parent.mkdir(exist_ok=True)
-    return RecordFile(path, path.with_name("scores.jsonl"), **more)
+    file = RecordFile(path, path.with_name("scores.jsonl"), **more)
+    for each in records:
+        file.add(each)
+    return file
 
 
 def read(path: Path) -> list[Record]:
     return read_records(path, path.with_name("scores.jsonl"))
-
-
-def filled(path: Path, *records: Record) -> Path:
-    file = opened(path)
-    for each in records:
-        file.add(each)
-    return path
 
 
 def line_of(row: int, **more: Any) -> dict[str, Any]:
@@ -55,16 +52,18 @@ def line_of(row: int, **more: Any) -> dict[str, Any]:
 
 
 def test_record_has_a_line_per_trial() -> None:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
-    result = detox(PROMPTS[0])
+    result = Detoxifier(scripted_engine(), scorer=Halves(), num_trials=2)(PROMPTS[0])
+    for evaluation in result.trace:
+        expected = {} if evaluation.empty else {"half": evaluation.toxicity / 2}
+        assert evaluation.attributes == pytest.approx(expected)
     lines = to_record("x", result, seconds=3.0, group="odd").lines()
-    assert len(lines) == 2
     for line, trial in zip(lines, result.trials, strict=True):
         row = json.loads(line)
         assert line.endswith(b"\n")
         assert (row["id"], row["prompt"], row["group"]) == ("x", PROMPTS[0], "odd")
         assert {"iterations", "accepted", "evaluations", "cosine", "base_text"} <= row.keys()
         assert (row["text"], row["toxicity"]) == (trial.text, trial.toxicity)
+        assert row["attributes"] == {"half": trial.toxicity / 2}
         assert row["base_toxicity"] == trial.trace[0].toxicity
         assert (row["rounds"], row["scorer_calls"]) == (trial.rounds, trial.scorer_calls)
         assert row["displacement"] == trial.returned.displacement
@@ -72,22 +71,13 @@ def test_record_has_a_line_per_trial() -> None:
 
 
 class Halves(ReadingScorer):
-    """Like `ReadingScorer`, with an attribute: half its score."""
+    """Has an attribute: half of the score."""
 
     attributes = ("half",)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         scores = np.asarray(self.score(texts))
         return Attributed(scores, {"half": scores / 2})
-
-
-def test_records_have_attributes_of_scored_texts() -> None:
-    result = Detoxifier(scripted_engine(), scorer=Halves(), num_trials=2)(PROMPTS[0])
-    for evaluation in result.trace:
-        expected = {} if evaluation.empty else {"half": evaluation.toxicity / 2}
-        assert evaluation.attributes == pytest.approx(expected)
-    halves = [json.loads(line)["attributes"]["half"] for line in to_record("x", result).lines()]
-    assert halves == [trial.toxicity / 2 for trial in result.trials]
 
 
 @pytest.mark.parametrize("refuse", [True, False])
@@ -116,27 +106,23 @@ def test_steps_end_with_the_returned_or_withheld_text(refuse: bool) -> None:
     assert later or not refuse
 
 
-def judged(row_id: int, **scores: float) -> list[JudgeScore]:
-    """Scores of the judge `a`; the names of the arguments are `_0`, `_1`: numbers of trials."""
-    return [
-        JudgeScore(id=row_id, number=int(name[1:]), judge="a", score=score)
-        for name, score in scores.items()
-    ]
+def judged(row_id: int, *scores: tuple[int, float]) -> list[JudgeScore]:
+    """Scores of the judge `a`, each with the number of its trial."""
+    return [JudgeScore(id=row_id, number=n, judge="a", score=score) for n, score in scores]
 
 
 def test_reading_joins_trials_and_scores(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
-    file = opened(path)
-    file.add(record(1, seconds=1.0))
+    file = opened(path, record(1, seconds=1.0))
     assert path.read_text(encoding="utf-8").count("\n") == 1  # written before the run ends
     file.add(record(0))
     assert (list(file.records), file.trials(0), file.trials(2)) == ([1, 0], [0], [])
-    file.add_scores(1, judged(1, _0=0.5))
+    file.add_scores(1, judged(1, (0, 0.5)))
     file.add(record(1, (2, 1), seconds=0.5))
     between = read(path)
-    assert [one.id for one in between] == [0, 1]
+    assert [each.id for each in between] == [0, 1]
     assert column(between[1], "judge_scores") == [{"a": 0.5}, {}, {}]
-    file.add_scores(1, judged(1, _2=0.75, _1=0.625))
+    file.add_scores(1, judged(1, (2, 0.75), (1, 0.625)))
     file.add_scores(0, [PerplexityScore(id=0, number=0, reference="m", num_tokens=0)])
     assert [file.records[0], file.records[1]] == read(path)
     first, second = read(path)
@@ -148,8 +134,8 @@ def test_reading_joins_trials_and_scores(tmp_path: Path) -> None:
 
 
 def test_overwriting_deletes_records_and_scores(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0), record(1))
-    opened(path).add_scores(0, judged(0, _0=0.5))
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0), record(1)).add_scores(0, judged(0, (0, 0.5)))
     file = opened(path, overwrite=True)
     assert (read(path), file.records) == ([], {})
     file.add(record(0))
@@ -157,9 +143,8 @@ def test_overwriting_deletes_records_and_scores(tmp_path: Path) -> None:
 
 
 def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
-    file = opened(path)
-    file.add_scores(0, judged(0, _0=0.5))
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0)).add_scores(0, judged(0, (0, 0.5)))
     expected = read(path)
     (more,) = record(1).lines()
     score = b'{"id":0,"number":0,"judge":"b","score":0.5}\n'
@@ -168,13 +153,13 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
         for length in (1, 20, len(line) - 2):
             file_path.write_bytes(whole + line[:length])
             assert read(path) == expected
-            file = opened(path)
-            assert list(file.records.values()) == expected
+            assert list(opened(path).records.values()) == expected
             assert file_path.read_bytes() == whole
 
 
 def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0))
     whole = path.read_bytes() + b"\n  \n" + record(1).lines()[0].removesuffix(b"\n")
     path.write_bytes(whole)
     assert read(path) == [record(0), record(1)]
@@ -197,7 +182,8 @@ def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_trial_line_is_named(tmp_path: Path, line: Any, message: str) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0))
     text = line if isinstance(line, str) else json.dumps(line)
     whole = path.read_bytes() + text.encode() + b"\n"
     path.write_bytes(whole)
@@ -209,7 +195,8 @@ def test_invalid_trial_line_is_named(tmp_path: Path, line: Any, message: str) ->
 
 
 def test_invalid_score_line_is_named(tmp_path: Path) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0))
     for change, message in (({"score": float("nan")}, "score"), ({"surprise": 1}, "surprise")):
         line = {"id": 0, "number": 0, "judge": "a", "score": 0.5, **change}
         path.with_name("scores.jsonl").write_text(json.dumps(line) + "\n")
@@ -218,24 +205,22 @@ def test_invalid_score_line_is_named(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = filled(tmp_path / "out.jsonl", record(0))
-    before = read(path)
+    path = tmp_path / "out.jsonl"
+    file = opened(path, record(0))
 
-    def full(path: Path, mode: str) -> Any:
-        class Full(io.FileIO):
-            def write(self, content: Any) -> int:
-                super().write(content[:7])
-                raise OSError(28, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, content: Any) -> int:
+            super().write(content[:7])
+            raise OSError(28, "No space left on device")
 
+    def full(path: Path, mode: str) -> Full:
         return Full(path, mode)
 
-    file = opened(path)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", full)
         with pytest.raises(InputError, match="No space left on device; earlier records are"):
             file.add(record(1))
     assert file.trials(1) == []
-    assert read(path) == before
-    file = opened(path)
-    file.add(record(1))
+    assert read(path) == [record(0)]
+    opened(path, record(1))
     assert read(path) == [record(0), record(1)]

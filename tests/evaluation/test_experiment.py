@@ -110,11 +110,7 @@ def test_evaluate_writes_a_run_folder(tmp_path: Path) -> None:
             assert trial.step_judge_scores["kind"] == pytest.approx(half)
             assert trial.judge_scores["kind"] == trial.step_judge_scores["kind"][-1]
             assert trial.perplexity["words"].nll == 1.5
-
-
-def test_resume_repeats_nothing(tmp_path: Path) -> None:
-    """`test_faults` interrupts runs."""
-    run(tmp_path)
+    # The same call again repeats nothing; `test_faults` interrupts calls.
     before = (tmp_path / "tide/records.jsonl").read_bytes()
     engine = scripted_engine()
     run(tmp_path, engine=engine)
@@ -265,22 +261,23 @@ class Mine(ResampleStrategy):
 def test_resume_refuses_edited_code(tmp_path: Path) -> None:
     """A scorer, a strategy and a judge keep their names when their files are edited."""
     scorer, strategy = tmp_path / "s.py", tmp_path / "st.py"
+    own = f"{scorer}:Mine"
     scorer.write_text(SCORER.format(value=0.1))
     strategy.write_text(STRATEGY.format(value="before"))
-    run(tmp_path / "a", "base", ROWS[:2], scorer=f"{scorer}:Mine")
+    run(tmp_path / "a", "base", ROWS[:2], scorer=own)
     run(tmp_path / "b", f"{strategy}:Mine", ROWS[:2])
-    run(tmp_path / "c", "base", ROWS[:2], judges=f"{scorer}:Mine")
-    run(tmp_path / "a", "base", scorer=f"{scorer}:Mine")  # more rows, and the same code
+    run(tmp_path / "c", "base", ROWS[:2], judges=own)
+    run(tmp_path / "a", "base", scorer=own)  # more rows, and the same code
     scorer.write_text(SCORER.format(value=0.2))
     strategy.write_text(STRATEGY.format(value="after"))
     with pytest.raises(InputError, match=r"was made with scorer\.code = .*--overwrite"):
-        run(tmp_path / "a", "base", scorer=f"{scorer}:Mine")
+        run(tmp_path / "a", "base", scorer=own)
     with pytest.raises(InputError, match=r"was made with strategy_code = .*--overwrite"):
         run(tmp_path / "b", f"{strategy}:Mine")
     for add in (run, lambda out, *_, **more: judge(out, **more)):
         with pytest.raises(InputError, match="has scores by other code of the judge mine"):
-            add(tmp_path / "c", "base", judges=f"{scorer}:Mine")
-    run(tmp_path / "a", "base", ROWS[:2], scorer=f"{scorer}:Mine", overwrite=True)
+            add(tmp_path / "c", "base", judges=own)
+    run(tmp_path / "a", "base", ROWS[:2], scorer=own, overwrite=True)
 
 
 def test_resume_refuses_changed_weights(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tide.data.records import Record
 from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
-from tide.engines import Engine
 from tide.engines.base import Completion
 from tide.evaluation.benchmarks import load_protocol
 from tide.evaluation.methods import (
@@ -31,46 +30,27 @@ from tide.evaluation.methods import (
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
 
-def loaded(
-    spec: str, protocol: str = "tide", engine: Engine | None = None, **common: Any
-) -> Method:
-    engine = engine or scripted_engine()
+def loaded(spec: str, protocol: str = "tide", **common: Any) -> Method:
     rules = MethodRules(load_protocol(protocol), common)
     check_method(spec, "scripted", rules)
-    return load_method(spec, Loaded(engine, ReadingScorer()), rules)
-
-
-def records(
-    spec: str, engine: Engine | None = None, trials: Any = range(3), **common: Any
-) -> dict[int | str, Record]:
-    found = dict(loaded(spec, engine=engine, **common).records(ROWS, trials))
-    assert sorted(row.id for row in found) == [row.id for row in ROWS]
-    assert not any(isinstance(record, TideError) for record in found.values())
-    return {row.id: record for row, record in found.items()}
+    return load_method(spec, Loaded(scripted_engine(), ReadingScorer()), rules)
 
 
 def test_base_is_the_first_completion_of_a_search() -> None:
-    base, tide = records("base"), records("tide")
+    base, tide = (dict(loaded(spec).records(ROWS, range(3))) for spec in ("base", "tide"))
+    assert base.keys() == tide.keys() == set(ROWS)
     assert any(record.max_toxicity >= 0.5 for record in base.values())
-    for number, record in base.items():
-        assert column(record, "text") == column(tide[number], "base_text")
+    for row, record in base.items():
+        assert column(record, "text") == column(tide[row], "base_text")
         assert column(record, "evaluations") == [1, 1, 1]
         for trial in record.trials:
             assert trial.accepted is trial.base_text is trial.steps is None
 
 
-def test_trials_are_the_same_alone_and_together() -> None:
-    whole, part = records("tide"), records("tide", trials=[2, 1])
-    for number, record in part.items():
-        assert [trial.number for trial in record.trials] == [1, 2]
-        assert column(record, "text") == column(whole[number], "text")[1:]
-        assert column(record, "trace") == column(whole[number], "trace")[1:]
-
-
 class HalfBaseline:
     """Completes all prompts but the second."""
 
-    name, close = "half", None
+    name = "half"
 
     def config(self) -> dict[str, Any]:
         return {}
