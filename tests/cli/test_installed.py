@@ -26,11 +26,16 @@ KINDS = (STRATEGIES, BASELINES, SCORERS, ENGINES)
 
 
 def narrow(capsys: pytest.CaptureFixture[str]) -> str:
-    """The words of what was printed, which must fit into 80 columns; without lines of tables."""
+    """The words of what was printed, which must fit into 80 columns."""
     out = capsys.readouterr().out
     assert max(map(len, map(str.rstrip, out.splitlines()))) <= 80
     assert "…" not in out
-    return " ".join(out.replace("│", " ").split())
+    return " ".join(out.split())
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> str:
+    """The same of a table, without its lines."""
+    return " ".join(narrow(capsys).replace("│", " ").split())
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
@@ -151,7 +156,7 @@ def test_model_of_a_server_is_named_by_the_server() -> None:
 
 def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--scorer", "windows:pocket") == 0
-    out = narrow(capsys)
+    out = rows(capsys)
     assert "scorer windows:pocket" in out  # and not an emoji for `:windows:`
     assert "writes the same from token ids and from their embeddings" in out
     assert "its threshold is 0.5" in out
@@ -185,4 +190,4 @@ def test_doctor_finds_a_scorer_with_the_wrong_label(
 
     monkeypatch.setitem(SCORERS._targets, "odd", lambda: CallableScorer(score))
     assert tide("doctor", "--scorer", "odd") == code
-    assert ("check its label and language" in narrow(capsys)) == (code == 1)
+    assert ("check its label and language" in rows(capsys)) == (code == 1)

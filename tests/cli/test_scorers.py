@@ -190,3 +190,21 @@ def test_two_scorers_of_one_name_are_refused(capsys: pytest.CaptureFixture[str])
     assert "two scorers have the same name" in capsys.readouterr().err
     assert tide("run", "the town", "--judges", "pocket,cache:pocket", "--max-new-tokens", "2") == 1
     assert "have the same name, pocket" in " ".join(capsys.readouterr().err.split())
+
+
+def test_threshold_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = [0.05] * 990 + [0.305] * 10
+    lines: list[dict[str, object]] = [
+        {"policy": "a", "outcome": "unchanged", "accepted_above": score} for score in scores
+    ]
+    lines.append({"policy": "a", "outcome": "failed", "accepted_above": None})
+    log = jsonl(tmp_path / "monitor.jsonl", lines)
+    assert tide("threshold", log) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "toxicity_threshold: 0.31\nalter_at_most: 0.01\n"
+    assert "0 of 1000 answers would be altered; with 95 % confidence, at most 0.30%" in shown.err
+    assert "1 failed or skipped answers do not count" in shown.err
+    assert tide("threshold", log, "--alter-at-most", "0.02") == 0
+    assert "toxicity_threshold: 0.06" in capsys.readouterr().out
+    assert tide("threshold", log, "--alter-at-most", "0.002") == 1
+    assert "1497 answers can, if none of them is" in capsys.readouterr().err
