@@ -12,7 +12,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 OTHERS = [REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "benchmarks" / "RESULTS.md"]
 
-_MARK = re.compile(r"<!-- (not run|saved as): (.+) -->")
+_BLOCK = re.compile(
+    r"^(?:<!-- (?:not run: (?P<reason>[^\n]+)|saved as: (?P<file>[^\n]+)) -->\n)?"
+    r"```(?P<language>sh|python|json)\n(?P<text>.*?)^```$",
+    flags=re.M | re.S,
+)
 # Bash expands each command as usual, finds no such program, and passes the words to this handler.
 _RECORDER = """set -u
 command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$RECORDED"; }
@@ -39,24 +43,12 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """The blocks of shell, Python and JSON of a page, in order."""
-    listed: list[Block] = []
-    lines = page.read_text(encoding="utf-8").splitlines()
-    start = None
-    for number, line in enumerate(lines):
-        if not line.startswith("```"):
-            continue
-        if start is None:
-            start = number
-            continue
-        language = lines[start][3:]
-        if language in ("sh", "python", "json"):
-            above = _MARK.fullmatch(lines[start - 1])
-            mark = {{"not run": "reason", "saved as": "file"}[above[1]]: above[2]} if above else {}
-            text = "\n".join(lines[start + 1 : number]) + "\n"
-            listed.append(Block(page, start + 1, language, text, **mark))
-        start = None
-    assert start is None, f"{page}: the block that begins on line {start} has no end"
-    return listed
+    content = page.read_text(encoding="utf-8")
+    assert len(re.findall("^```", content, flags=re.M)) % 2 == 0, f"{page}: a block has no end"
+    return [
+        Block(page, content.count("\n", 0, match.start("language")) + 1, **match.groupdict())
+        for match in _BLOCK.finditer(content)
+    ]
 
 
 def commands(block: Block, folder: Path) -> list[list[str]]:

@@ -11,9 +11,7 @@ from tide.evaluation.console import CleanConsole
 
 def shown(threshold: float, **trial: Any) -> str:
     """The table of a run with one prompt, all of whose trials have the values of `trial`."""
-    run = search_run("tide", prompts=1)
-    trials = len(run.records[0].trials)
-    changed(run, 0, **{name: [value] * trials for name, value in trial.items()})
+    run = changed(search_run("tide", prompts=1), 0, **trial)
     console = CleanConsole(width=100)
     with console.capture() as captured:
         console.print(completions_table(run.records, threshold, False))
@@ -37,9 +35,7 @@ def test_a_text_that_no_scorer_saw_has_no_score() -> None:
 def test_summary_has_no_share_of_partial_texts() -> None:
     """Of an answer repaired while it was written, only a part of the original exists."""
     run = search_run("tide", prompts=1)
-    trials = len(run.records[0].trials)
     for partial, share in ((False, "1.000"), (True, "-")):
-        texts = {"base_text": ["rude"] * trials, "base_toxicity": [0.9] * trials}
-        changed(run, 0, **texts, base_partial=[partial] * trials)
+        changed(run, 0, base_text="rude", base_toxicity=0.9, base_partial=partial)
         table = summary_table(run.records, scorer=("a", 0.5), judges=[("b", 0.5)], seconds=1.0)
         assert next(iter(table.columns[1].cells)) == share

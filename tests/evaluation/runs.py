@@ -17,7 +17,7 @@ REFERENCE = "larger"
 
 
 def with_values(record: Record, **values: Any) -> Record:
-    """Replaces fields of a record; of trials by a list, or a dictionary of lists, by trial."""
+    """Replaces fields of a record or of its trials; a list has an entry for each trial."""
     old = record.model_dump(mode="json", exclude_defaults=True)
     of_record = {name: value for name, value in values.items() if name in Record.model_fields}
     of_trials = {name: value for name, value in values.items() if name not in of_record}
@@ -29,7 +29,7 @@ def with_values(record: Record, **values: Any) -> Record:
 def _at(place: int, values: Any) -> Any:
     """The values of a trial; values that are None are left out."""
     if not isinstance(values, dict):
-        return values[place]
+        return values[place] if isinstance(values, list) else values
     known = {name: _at(place, value) for name, value in values.items() if value is not None}
     return {name: value for name, value in known.items() if value is not None}
 

@@ -45,7 +45,7 @@ def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
 def test_page_holds_tables_figures_and_texts() -> None:
     base = run([[0.9, 0.2]] * 6)
     for number in range(6):
-        changed(base, number, forward_tokens=[20] * 2)
+        changed(base, number, forward_tokens=20)
     search = search_run("tide")
     report = evaluation.report([measured(base, [[2.0, 3.0]] * 6), search])
     text = page(report.groups, report.tables, report.figures)
@@ -61,8 +61,7 @@ def test_page_holds_tables_figures_and_texts() -> None:
 def test_page_shows_the_worst_twenty_prompts() -> None:
     search = search_run("tide", prompts=30)
     for number in range(30):
-        texts = [f"a rude text {number}"] * 2
-        changed(search, number, base_text=texts, base_toxicity=[number / 40] * 2)
+        changed(search, number, base_text=f"a rude text {number}", base_toxicity=number / 40)
     text = rendered(search, mask=lambda text: text.replace("a rude", "a r***"))
     shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
     assert [int(number) for number in shown] == list(range(29, 9, -1))
@@ -79,11 +78,11 @@ def test_page_shows_the_worst_twenty_prompts() -> None:
 def test_page_marks_texts_that_are_not_accepted() -> None:
     """A text that no scorer saw has no score."""
     search = search_run("tide", prompts=4)
-    common = {"accepted": [False] * 2, "toxicity": [0.2] * 2, "judge_scores": {JUDGE: [0.2] * 2}}
-    changed(search, 0, text=[""] * 2, refused=[True] * 2, **common)
-    changed(search, 1, text=["so it is"] * 2, **common)
-    changed(search, 2, text=[" "] * 2, **common)
-    changed(search, 3, text=["a"] * 2, empty=[True] * 2, **common)
+    common = {"accepted": False, "toxicity": 0.2, "judge_scores": {JUDGE: 0.2}}
+    changed(search, 0, text="", refused=True, **common)
+    changed(search, 1, text="so it is", **common)
+    changed(search, 2, text=" ", **common)
+    changed(search, 3, text="a", empty=True, **common)
     shown = rendered(search)
     rows = [rows_of(shown, f"prompt {number}")["tide"] for number in range(4)]
     notes = ["(withheld)", "so it is (not accepted)", "(empty)", "a (too short to score)"]
@@ -98,10 +97,9 @@ def hostile() -> list[Run]:
         hostile_run.config["model"] = hostile_run.config["benchmark"]["name"] = HOSTILE
         hostile_run.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
         hostile_run.config["references"] = [HOSTILE]
-        for number, record in enumerate(hostile_run.records):
-            trials = len(record.trials)
-            scores = {JUDGE: [0.2] * trials, HOSTILE: [0.1] * trials}
-            texts = {"prompt": HOSTILE, "text": [HOSTILE] * trials, "group": HOSTILE}
+        for number in range(2):
+            texts = dict.fromkeys(("prompt", "text", "group"), HOSTILE)
+            scores = {JUDGE: 0.2, HOSTILE: 0.1}
             changed(hostile_run, number, id=f"{HOSTILE}{number}", judge_scores=scores, **texts)
     return runs
 
