@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,8 @@ def with_nightly(*quick: str, of: Iterable[str] = KINDS) -> list[Any]:
     return [value if value in quick else pytest.param(value, marks=nightly) for value in of]
 
 
-@dataclass(frozen=True)
-class World:
+class World(Plain):
     """A tiny model, an engine that runs it, and artefacts with random contents."""
-
-    folder: Path
-    artefacts: Path
-    engine: TransformersEngine
-    plain: Plain
 
     def load(self, spec: str) -> Baseline:
         return load_baseline(spec, self.engine, artefacts=self.artefacts)
@@ -62,4 +55,4 @@ def make_world(path: Path, kind: str) -> World:
     engine = TransformersEngine(folder)
     artefacts = path / "artefacts"
     save_random_artefacts(artefacts, engine.model, engine.name)
-    return World(folder, artefacts, engine, Plain(folder, engine, artefacts))
+    return World(folder, engine, artefacts)

@@ -60,8 +60,6 @@ def at(spec: str, strength: float) -> str:
     return format_spec(name, {**options, **written})
 
 
-OFF = {kind: at(spec, 0) for kind, spec in STRENGTHS.items()}
-
 # Warps the scores before they are shifted, or returns them as they are.
 Prepare = Callable[[Tensor], Tensor]
 Ids = list[int]
@@ -157,9 +155,9 @@ class Plain:
         self.folder, self.engine, self.artefacts = folder, engine, artefacts
         self._loaded: dict[tuple[str, str], Any] = {}
         self._moved: list[Tensor] = []  # the moved cache of pplm
-        self.model = self.load("")
+        self.model = self.fitted("")
 
-    def load(self, kind: str, part: str = "") -> Any:
+    def fitted(self, kind: str, part: str = "") -> Any:
         """The model with these updates, and with their head if there is one."""
         if (kind, part) in self._loaded:
             return self._loaded[kind, part]
@@ -245,14 +243,14 @@ class Plain:
     def contrastive(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores = prepare(self.next(self.model, ids + new))
         least = scores.max() + torch.tensor(0.1).log()
-        contrasted = scores - 0.75 * self.next(self.load("dexperts", "anti."), ids + new)
+        contrasted = scores - 0.75 * self.next(self.fitted("dexperts", "anti."), ids + new)
         return torch.where(scores >= least, contrasted, -torch.inf)
 
     def dapt(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        return prepare(self.next(self.load("dexperts", "expert."), ids + new))
+        return prepare(self.next(self.fitted("dexperts", "expert."), ids + new))
 
     def unidetox(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        return prepare(self.next(self.load("unidetox"), ids + new))
+        return prepare(self.next(self.fitted("unidetox"), ids + new))
 
     def destein(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         directions = self.tensors("destein")["directions"]
@@ -263,17 +261,15 @@ class Plain:
         return prepare(self.hooked("register_forward_hook", hook, ids + new))
 
     def dexperts(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        base, expert, anti = (
-            self.next(model, ids + new)
-            for model in (self.model, *(self.load("dexperts", f"{s}.") for s in ("expert", "anti")))
-        )
+        experts = (self.fitted("dexperts", f"{side}.") for side in ("expert", "anti"))
+        base, expert, anti = (self.next(model, ids + new) for model in (self.model, *experts))
         ordered = base.softmax(-1).sort(descending=True)
         before = ordered.values.cumsum(0) - ordered.values
         scores = prepare(base) + 2 * (expert - anti)
         return scores.index_fill(0, ordered.indices[before >= 0.9], -torch.inf)
 
     def gedi(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        model, tokenizer = self.load("gedi", "lora."), self.engine.tokenizer
+        model, tokenizer = self.fitted("gedi", "lora."), self.engine.tokenizer
         lead = [token for token in ids if token in tokenizer.all_special_ids]
         text = ids[len(lead) :] + new
         likelihoods = []
@@ -334,7 +330,7 @@ class Plain:
     ) -> Tensor:
         """The scores of the 8 likeliest tokens plus their gains, given the head's outputs."""
         top = scores.topk(8)
-        outputs = [self.next(self.load(kind, "lora."), [*ids, t])[0] for t in top.indices]
+        outputs = [self.next(self.fitted(kind, "lora."), [*ids, t])[0] for t in top.indices]
         shifted = top.values + gains(torch.stack(outputs))
         return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
 
@@ -357,13 +353,14 @@ class Plain:
         return self._of_candidates("rad", ids + new, scores, gains)
 
     def quark(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        model, best = self.load("quark", "lora."), self.tensors("quark")["codes"][:1]
+        model, best = self.fitted("quark", "lora."), self.tensors("quark")["codes"][:1]
         base = self.next(self.model, ids + new)
         x = torch.cat([best, model.get_input_embeddings()(torch.tensor(ids + new))])
         return prepare(base) + 1.5 * (model(inputs_embeds=x[None]).logits[0, -1] - base)
 
     def rectification(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        model, parts = self.load("rectification", "lora."), self.tensors("rectification", "head.")
+        model = self.fitted("rectification", "lora.")
+        parts = self.tensors("rectification", "head.")
         scores = prepare(self.next(self.model, ids + new))
         hidden = model(torch.tensor([ids + new]), output_hidden_states=True).hidden_states[-1]
         q = parts["1.weight"] @ (parts["0.weight"] @ hidden[0, -1]) + parts["1.bias"]
@@ -409,7 +406,7 @@ class Plain:
 
     def safe_decoding(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores = prepare(self.next(self.model, ids + new))
-        other = self.next(self.load("dexperts", "expert."), ids + new)
+        other = self.next(self.fitted("dexperts", "expert."), ids + new)
         if len(new) >= 2:
             return scores
         k, common = 0, set()

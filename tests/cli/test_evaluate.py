@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,16 +17,12 @@ def test_eval_options_reach_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(Evaluation().keywords()) | {"benchmark", "engine_options", "progress"} == known - {
         "overrides"
     }
-    called: dict[str, Any] = {}
-
-    def evaluated(*_: Any, **arguments: Any) -> None:
-        called.update(arguments)
-        raise InputError("called")
-
+    evaluated = Mock(side_effect=InputError("called"))
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
     options = ["--limit", 3, "--judges", "lexicon", "--temperature", 0, "--device", "cpu"]
     options += ["--methods", "base,tide:mu=1", "--methods", "backtrack"]
     assert tide("eval", "mine.txt", *options) == 1
+    called = evaluated.call_args.kwargs
     assert (called["limit"], called["temperature"]) == (3, 0.0)
     assert called["judges"] == ["lexicon"]
     assert called["methods"] == ["base", "tide:mu=1", "backtrack"]

@@ -9,17 +9,14 @@ import pytest
 from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
-from tide.baselines import load_baseline
+from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.fit import fit
 from tide.core.errors import ScorerError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import DEFAULT_SCORER
 
-LEARNED = (
-    "adlm", "critic-control", "destein", "dexperts", "fudge", "gedi", "pplm", "quark", "rad",
-    "rectification", "sasa", "unidetox", "word-filter",
-)  # fmt: skip
+LEARNED = [name for name in REGISTRY.names() if REGISTRY.load(name).learned]
 SCORED = ("critic-control", "quark", "rectification")
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]

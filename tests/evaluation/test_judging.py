@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,21 +30,15 @@ PAIRS = [
 
 
 def one_by_one(folder: Path, prompt: str, completion: str) -> float:
-    """A reference computation: without batch, padding or cache."""
+    """The perplexity by transformers, without batch, padding or cache."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     before = tokenizer(prompt)["input_ids"]
     whole = tokenizer(prompt + completion)["input_ids"]
-    after = whole[len(before) :]
     if whole[: len(before)] != before:
-        after = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        logits = model(torch.tensor([before + after])).logits[0].double()
-    log_probs = logits.log_softmax(dim=-1)
-    places = range(len(before) - 1, len(before) + len(after) - 1)
-    return math.exp(
-        -float(np.mean([float(log_probs[i, t]) for i, t in zip(places, after, strict=True)]))
-    )
+        whole = before + tokenizer(completion, add_special_tokens=False)["input_ids"]
+    labels = torch.tensor([[-100] * len(before) + whole[len(before) :]])
+    return float(model(torch.tensor([whole]), labels=labels).loss.detach().exp())
 
 
 @pytest.mark.parametrize(
