@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tide.core import fingerprints
 from tide.core.fingerprints import code_digest, weights_digest
@@ -73,32 +74,25 @@ def test_code_digest_of_a_script_is_that_of_the_function_alone(tmp_path: Path) -
     assert digests[0] == digests[1] != digests[2]
 
 
-def safetensors(path: Path, *tensors: bytes) -> None:
-    offset, header = 0, {"__metadata__": {"format": "pt"}}
-    for number, tensor in enumerate(tensors):
-        ends = [offset, offset := offset + len(tensor)]
-        header[f"tensor {number}"] = {"dtype": "U8", "shape": [len(tensor)], "data_offsets": ends}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors))
-
-
 @pytest.mark.parametrize("whole", [1 << 26, 100])
 def test_weights_digest_sees_any_changed_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
     monkeypatch.setattr(fingerprints, "_WHOLE", whole)
-    tensors = [bytes(10_000), bytes(10), bytes(100_000)]
-    (tmp_path / "config.json").write_text("{}")
+    tensors = {str(size): np.zeros(size, np.uint8) for size in (10_000, 10, 100_000)}
     digests = set()
-    for number in range(len(tensors)):
-        changed = [*tensors]
-        changed[number] = b"\1" * len(tensors[number])
-        safetensors(tmp_path / "model.safetensors", *changed)
+
+    def save(**changed: np.ndarray) -> None:
+        path = tmp_path / "model.safetensors"
+        save_file({**tensors, **changed}, path, metadata={"format": "pt"})
         digests.add(weights_digest(tmp_path))
-    safetensors(tmp_path / "model.safetensors", *tensors)
-    digests.add(weights_digest(tmp_path))
+
+    (tmp_path / "config.json").write_text("{}")
+    save()
+    for name, tensor in tensors.items():
+        save(**{name: tensor + 1})
     (tmp_path / "config.json").write_text('{"rope_theta": 1}')
-    digests.add(weights_digest(tmp_path))
+    save()
     assert len(digests) == 5
     (tmp_path / "README.md").write_text("a page")
     assert weights_digest(tmp_path) in digests

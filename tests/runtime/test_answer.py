@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -259,17 +258,8 @@ def test_a_long_prompt_is_tokenised_while_another_prompt_is_completed(
     assert order == [1, 0]
 
 
-class Screened(Reader):
-    """Its screen objects from the second sentence on."""
-
-    def __init__(self, bad: Callable[[str], bool]) -> None:
-        super().__init__(bad)
-        self.pace, self.screen = "word", Reader(lambda text: "Good1" in text)
-
-
 def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown() -> None:
-    scorer = Screened(lambda text: "Good2" in text.split())
-    scorer.screen = Reader()
+    scorer = Reader(lambda text: "Good2" in text.split(), pace="word", screen=Reader())
     detox = story(never, scorer, strategy="backtrack")
     shown = ""
     with detox.stream(PROMPT) as stream:
@@ -290,16 +280,12 @@ def test_the_model_does_not_wait_for_a_sentence_that_the_screen_accepts() -> Non
             if written_words == 2 * WORDS - 1:
                 written.set()
 
-    class Slow(Screened):
-        def score(self, texts: Sequence[str]) -> Any:
-            assert written.wait(20)
-            return super().score(texts)
-
-    scorer = Slow(lambda text: False)
-    scorer.screen = Reader()
-    scorer.screen.quick = True  # type: ignore[attr-defined]
+    scorer = FakeScorer(
+        lambda text: 0.1 if written.wait(20) else 0.9, pace="word", screen=Reader(quick=True)
+    )
     detox = Detoxifier(Writing(never), scorer=scorer, **{**SETTINGS, "strategy": "backtrack"})
     assert detox(PROMPT).accepted
+    assert written.is_set()
 
 
 def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
@@ -315,10 +301,8 @@ def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
                 assert time.monotonic() < until
                 await asyncio.sleep(0.01)
 
-    scorer = Reader()
-    scorer.quick = True  # type: ignore[attr-defined]
-    strategy = "backtrack:pace=sentence"
-    detox = Detoxifier(Waiting(never), scorer=scorer, **{**SETTINGS, "strategy": strategy})
+    settings = {**SETTINGS, "strategy": "backtrack:pace=sentence"}
+    detox = Detoxifier(Waiting(never), scorer=Reader(quick=True), **settings)
     with detox.stream(PROMPT) as stream:
         for _ in stream:
             shown.set()

@@ -91,8 +91,10 @@ class Storyteller(ScriptedEngine):
 class Reader(FakeScorer):
     """Scores `bad` texts 0.9, others 0.1."""
 
-    def __init__(self, bad: Callable[[str], bool] = lambda text: "Bad" in text) -> None:
-        super().__init__(lambda text: 0.9 if bad(text) else 0.1, name="reader")
+    def __init__(
+        self, bad: Callable[[str], bool] = lambda text: "Bad" in text, **members: Any
+    ) -> None:
+        super().__init__(lambda text: 0.9 if bad(text) else 0.1, name="reader", **members)
 
 
 def dying(text: str) -> float:
