@@ -35,15 +35,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Work:
-    """A coroutine that waits, and records its thread and the exception that ended it."""
+    """A coroutine that waits, and records the exception that ended it."""
 
     def __init__(self) -> None:
         self.began, self.ended = threading.Event(), threading.Event()
-        self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
     async def __call__(self, seconds: float = 60.0) -> str:
-        self.thread = threading.current_thread()
         self.began.set()
         try:
             await asyncio.sleep(seconds)
@@ -79,21 +77,6 @@ def call_while_closing(portal: Portal, call: Callable[[], object]) -> AsyncGener
 # Portal
 
 
-def test_portal_runs_work_in_its_own_thread(portal: Portal) -> None:
-    work = Work()
-    assert portal.run(work, 0) == "done"
-    assert work.thread is not threading.current_thread()
-    assert not portal.is_current
-
-    async def inside() -> bool:
-        return portal.is_current
-
-    async def elsewhere() -> tuple[str, bool]:
-        return await portal.call(work, 0), await portal.call(inside)
-
-    assert asyncio.run(elsewhere()) == ("done", True)
-
-
 def test_portal_failure_reaches_its_caller_alone(portal: Portal) -> None:
     """Also exceptions that would end the thread, or an interrupt raised by third-party code."""
 
@@ -114,14 +97,7 @@ def test_portal_failure_reaches_its_caller_alone(portal: Portal) -> None:
     assert future.result(10) == "done"
 
 
-def test_portal_future_cancels_its_work(portal: Portal) -> None:
-    work = Work()
-    future = portal.start(work)
-    assert work.began.wait(10)
-    assert future.cancel()
-    assert work.ended.wait(10)
-    assert isinstance(work.error, asyncio.CancelledError)
-    # Work that is cancelled before it has begun never begins.
+def test_work_that_is_cancelled_before_it_begins_never_begins(portal: Portal) -> None:
     blocked, busy, late = threading.Event(), threading.Event(), Work()
 
     async def block() -> None:
@@ -130,8 +106,7 @@ def test_portal_future_cancels_its_work(portal: Portal) -> None:
 
     portal.start(block)
     assert blocked.wait(10)
-    waiting = portal.start(late)
-    assert waiting.cancel()
+    assert portal.start(late).cancel()
     busy.set()
     assert portal.run(Work(), 0) == "done"
     assert not late.began.is_set()
@@ -181,29 +156,6 @@ def test_portal_may_be_closed_by_its_own_work() -> None:
 
     portal.run(close)
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
-
-
-def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
-    ended = threading.Event()
-
-    async def forever() -> AsyncGenerator[int, None]:
-        try:
-            number = 0
-            while True:
-                yield number
-                number += 1
-                await asyncio.sleep(0.001)
-        finally:
-            ended.set()
-
-    async def read() -> None:
-        items = portal.iterate(forever)
-        assert [await anext(items) for _ in range(4)] == [0, 1, 2, 3]
-        assert not ended.is_set()
-        await items.aclose()
-
-    asyncio.run(read())
-    assert ended.wait(10)
 
 
 # Mailbox
