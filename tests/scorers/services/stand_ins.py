@@ -58,6 +58,10 @@ class Service:
         self.transports: set[object] = set()
         self.scored: Counter[str] = Counter()
 
+    def right_answer(self, request: httpx.Request) -> Any:
+        self.path, self.headers = request.url.raw_path.decode(), request.headers
+        return self.scores(json.loads(request.content))
+
     async def handle(self, request: httpx.Request) -> httpx.Response:
         self.path, self.headers = request.url.raw_path.decode(), request.headers
         if request.method == "GET":
@@ -70,10 +74,10 @@ class Service:
         if isinstance(answer, str) and answer.endswith(" if rude"):
             answer = answer.removesuffix(" if rude") if "rude" in json.dumps(body) else "ok"
         if isinstance(answer, str):
-            return await self._respond(answer, body)
-        return httpx.Response(200, json=answer(self.scores(body)))
+            return await self._respond(answer, request)
+        return httpx.Response(200, json=answer(self.right_answer(request)))
 
-    async def _respond(self, answer: str, body: dict[str, Any]) -> httpx.Response:
+    async def _respond(self, answer: str, request: httpx.Request) -> httpx.Response:
         if answer in REFUSALS:
             return self._refuse(*REFUSALS[answer])
         if answer == "slow":
@@ -84,7 +88,7 @@ class Service:
             return httpx.Response(200, content=b'{"attributeScores": ')
         if answer == "redirect":
             return httpx.Response(307, headers={"Location": "http://elsewhere.test"})
-        return httpx.Response(200, json=self.scores(body))
+        return httpx.Response(200, json=self.right_answer(request))
 
     def _refuse(self, status: int, code: str = "", pause: int = 0) -> httpx.Response:
         # Some services quote the key in messages.

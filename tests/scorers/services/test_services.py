@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
@@ -371,25 +370,12 @@ def test_service_is_asked_by_one_client_for_life() -> None:
             scorer.score(["a text"])
 
 
-SENT_ONCE = {**QUICK, "key": EXPOSED_KEY, "url": "http://service.test", "attempts": 1}
-
-
 def is_score(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def perspective(body: Any) -> Any:
-    score = {"value": toxicity(body["comment"]["text"]), "type": "PROBABILITY"}
-    return {"attributeScores": {"TOXICITY": {"summaryScore": score}}, "languages": ["en"]}
-
-
 def read_perspective(answer: Any) -> Any:
     return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
-
-
-def moderation(body: Any) -> Any:
-    rows = [dict.fromkeys(CATEGORIES, toxicity(text)) for text in body["input"]]
-    return {"id": "x", "results": [{"flagged": False, "category_scores": row} for row in rows]}
 
 
 def read_moderation(answer: Any) -> Any:
@@ -399,35 +385,37 @@ def read_moderation(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make_scorer", "texts", "right", "read"),
+    ("kind", "texts", "read"),
     [
-        (PerspectiveScorer, TEXTS[:1], perspective, read_perspective),
-        (OpenAIModerationScorer, TEXTS[:2], moderation, read_moderation),
+        ("perspective", TEXTS[:1], read_perspective),
+        ("moderation", TEXTS[:2], read_moderation),
     ],
 )
 @pytest.mark.attack
 @given(make=answers())
 @settings(examples(15, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_service_gives_what_its_answer_says_or_one_line(
-    make_scorer: Any,
+    kind: str,
     texts: list[str],
-    right: Any,
     read: Any,
     make: Callable[[Any], httpx.Response],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     meant: list[Any] = []
+    service_class, make_scorer, _ = KINDS[kind]
+    service = service_class()
 
     def answer(request: httpx.Request) -> httpx.Response:
-        assert request.url.host == "service.test"
-        response = make(right(json.loads(request.content)))
+        assert str(request.url).startswith(service.url)
+        response = make(service.right_answer(request))
         meant.append(said(response))
         return response
 
     caplog.set_level(logging.DEBUG, "httpx")
+    options = {**QUICK, "key": EXPOSED_KEY, "attempts": 1}
     with network(answer):
         try:
-            scores = make_scorer(**SENT_ONCE).score(texts).tolist()
+            scores = make_scorer(url=service.url, **options).score(texts).tolist()
         except ScorerError as error:
             refusal = str(error)
             assert len(refusal.splitlines()) == 1
