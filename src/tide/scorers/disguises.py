@@ -333,20 +333,21 @@ class Parts:
 
     A text that is scored again as it grows is read only where it is new.
 
-    older: a text that ended a few words earlier; its parts from `gone` on, except the first and the
-    last of them, are parts of this text, too. values: what `read` returned, and what was kept.
+    known: the values of a text that ended a few words earlier, whose parts from `gone` on, except
+    the first and the last of them, are parts of this text, too. It is not kept itself, or each text
+    would keep all that came before it. values: what `read` returned, and what was kept.
     """
 
     def __init__(self, text: str) -> None:
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
         self.values: dict[Any, Any] = {}
-        self._older: Parts | None = None
+        self._known: dict[Any, Any] = {}
         self.parts: list[str]
         head = self.head
         for _ in range(_MOST_NEW):
             older = _ended_with(head)
             if older is not None:
-                self._older, older._older = older, None
+                self._known = older.values
                 self._gone = older.head.count(" ", 0, len(older.head) - len(head))
                 first, _, _ = head.partition(" ")
                 self._first, self._new = first, text[len(head) + 1 :].split(" ")
@@ -359,8 +360,7 @@ class Parts:
         """Return what `read`, which must be cached, returns for each part."""
         values: list[_Part] | None = self.values.get(read)
         if values is None:
-            older = self._older
-            known = None if older is None else older.values.get(read)
+            known = self._known.get(read)
             if known is None:
                 values = [_read_part(part, read) for part in self.parts]
             else:
@@ -375,9 +375,7 @@ class Parts:
         What is taken may be changed, since no other thread can take it.
         """
         value = self.values.pop(owner, None)
-        if value is None and self._older is not None:
-            value = self._older.values.pop(owner, None)
-        return value
+        return self._known.pop(owner, None) if value is None else value
 
     def keep(self, owner: str, value: object) -> None:
         """Keep a value for `take`. owner: a name, since the scorer itself would be kept alive."""
@@ -405,8 +403,8 @@ def parts_of(text: str) -> Parts:
     return _remembered(text) if len(text) < _SHORT else Parts(text)
 
 
-@lru_cache(maxsize=64)
-def _remembered(text: str) -> Parts:  # several scorers ask this of a text in turn
+@lru_cache(maxsize=1024)
+def _remembered(text: str) -> Parts:  # several scorers ask this of all texts of a call in turn
     parts = Parts(text)
     if parts.head:
         alike = _newest.setdefault(parts.head[-_TAIL:], [])
