@@ -180,6 +180,25 @@ def test_growing_text_is_read_only_where_it_is_new() -> None:
     assert len(read) < 4 * 300
 
 
+def test_texts_that_arrive_together_are_read_only_where_they_are_new() -> None:
+    read: list[str] = []
+
+    @lru_cache(maxsize=1)
+    def reading(part: str) -> str:
+        read.append(part)
+        return part
+
+    words = [f"arriving{number}" for number in range(100)]
+    first, *others = [disguises.parts_of(" ".join(words[:end])) for end in range(50, 100)]
+    first.read(reading)
+    first.keep("scorer", "sum")
+    for parts in others:
+        parts.read(reading)
+        assert parts.take("scorer") == "sum"
+        parts.keep("scorer", "sum")
+    assert len(read) < 50 + 4 * len(others)
+
+
 def test_growing_text_keeps_no_scorer_alive() -> None:
     scorer = PocketScorer()
     scorer.score(["a text that nobody else reads"])

@@ -107,18 +107,19 @@ async def test_the_screen_is_asked_alone_where_that_is_enough() -> None:
     assert (screen.calls, scorer.calls) == ([["four"]], [["three"]])
 
 
-async def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long() -> None:
+@pytest.mark.parametrize("long", [["x" * 50] * 160 + ["yes"], ["x" * 2001, "yes"]])
+async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(long: list[str]) -> None:
     threads = []
 
     def length(text: str) -> float:
         threads.append(threading.current_thread())
-        return len(text) / 100
+        return min(1.0, len(text) / 100)
 
     scorer = FakeScorer(length, quick=True)
     scoring = Scoring(scorer)
     short = [send(scoring, text) for text in ("four", "three", "x" * 90)]
-    await answers(*short, send(scoring, *["x" * 50] * 40, "yes"))
-    assert scorer.calls == [["four", "three", "x" * 90], ["x" * 50, "yes"]]
+    await answers(*short, send(scoring, *long))
+    assert scorer.calls == [["four", "three", "x" * 90], [long[0], "yes"]]
     in_loop = [thread is threading.current_thread() for thread in threads]
     assert in_loop == [True] * 3 + [False] * 2
 

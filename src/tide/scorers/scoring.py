@@ -38,8 +38,10 @@ class _Request:
     future: asyncio.Future[Scores]
 
 
-# A quick scorer scores a request in the event loop if its texts have at most this many characters.
-_SHORT = 2_000
+# A quick scorer scores a request in the event loop if each of its texts has at most this many
+# characters, and all texts together: windows of a few words that arrived at once. A thread costs
+# more than those.
+_SHORT, _SHORT_TOGETHER = 2_000, 8_000
 _MOST_CALLS = 8  # at once, of a concurrent scorer
 
 _Results = list[tuple[_Request, Scores | TideError]]
@@ -78,7 +80,9 @@ class Scoring:
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         scorer, quick = self._used[screened]
-        in_loop = quick and sum(len(exchange.text) for exchange in exchanges) <= _SHORT
+        sizes = [len(exchange.text) for exchange in exchanges]
+        is_short = max(sizes, default=0) <= _SHORT and sum(sizes) <= _SHORT_TOGETHER
+        in_loop = quick and is_short
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
         waiting.append(_Request(exchanges, skip, scorer, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
