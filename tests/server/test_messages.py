@@ -151,28 +151,6 @@ def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
     assert "thinking" not in sent
 
 
-REFUSED = [
-    ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
-    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
-    ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
-    ({"max_tokens": 10**7}, "max_tokens"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice"),
-]
-
-
-@pytest.mark.parametrize(("body", "param"), REFUSED)
-def test_request_is_refused_by_the_name_of_its_field(
-    body: dict[str, Any], param: str, client: anthropic.Anthropic
-) -> None:
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**ASKED, extra_body=body)
-    told: Any = caught.value.body
-    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
-    assert told["error"]["message"].startswith(param)
-    assert len(told["error"]["message"].splitlines()) == 1
-
-
 def with_arguments(arguments: str) -> Sent:
     parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
     return Sent("", parts, "tool_calls", 1, 1, {})

@@ -281,11 +281,3 @@ def test_prompts_are_read_with_what_tools_were_told_and_answered(
     answer = server.post(PATH, {"messages": turns, "tools": TOOLS})
     assert answer.status_code == (400 if refused else 200)
     assert not refused or answer.json()["error"]["code"] == "content_filter"
-
-
-def test_what_other_engines_do_not_take() -> None:
-    with running() as server:
-        for more in ({"tools": TOOLS}, JSON, {"messages": [USER, CALLED, RESULT]}):
-            error = server.post(PATH, {"messages": [USER], **more}).json()["error"]
-            assert error["param"] == next(iter(more))
-            assert "only the engine 'openai'" in error["message"]

@@ -152,26 +152,3 @@ def test_items_of_a_conversation_become_the_messages_of_a_chat(
     assert (sent["max_tokens"], sent["temperature"], sent["seed"]) == (50, 0.5, 3)
     assert (sent["verbosity"], sent["reasoning_effort"]) == ("low", "low")
     assert not {"store", "include", "input", "text", "reasoning"} & set(sent)
-
-
-REFUSED = [
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-    ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
-    ({"max_output_tokens": 10**7}, "max_output_tokens"),
-]
-
-
-@pytest.mark.parametrize(("body", "param"), REFUSED)
-def test_request_is_refused_by_the_name_of_its_field(
-    body: dict[str, Any], param: str, server: Running
-) -> None:
-    refused = server.http.post("/v1/responses", json=ASKED | body)
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, param)
-    assert len(error["message"].splitlines()) == 1

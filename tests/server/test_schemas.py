@@ -51,60 +51,102 @@ def test_parameters_that_clients_send_by_default_are_accepted(server: Running) -
 
 
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
+FUNCTION = {"type": "function", "name": "find"}
 CALL = {"id": "x", "function": {"name": "find", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
 
 
-REFUSED: list[tuple[dict[str, Any], str | None]] = [
-    *(({name: value}, name) for name, values in {
-        "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1], "prompt_embeds": ["AAAA"],
-        "temperature": [-1, "1", True], "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6],
-        "n": [0], "seed": [1 << 63], "stop": [3, "a\ud800", ["a", "b\ud800"]],
-        "stream": ["yes"], "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
-    }.items() for value in values),
-    ({"stop": [""]}, "stop.0"),
-    ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
-    *(({"prompt": text}, None) for text in ("", " \n")),  # it may be one of several prompts
-    # Options under `tide` can only be stricter than the server's.
-    *(({"tide": {name: value}}, f"tide.{name}") for name, value in {
-        "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best", "max_iterations": 101,
-        "accept_empty": True, "num_samples": 65, "deadline": "x", "trace": 1,
-        "toxicity_threshold": 0.9,
-    }.items()),
-    ({"tide": {"toxicity_threshold": 0}}, "toxicity_threshold"),
-    ({"tide": {"deadline": -1}}, "deadline"),
-    ({"tide": []}, "tide"),
-    *(({"messages": [{"role": "user", "content": [{"type": kind}]}]}, "messages.0.content.0.type")
-      for kind in ("image_url", "input_audio", "file")),
-    *(({"messages": [USER], **more}, param) for more, param in (
+WITH_CALL = [USER, CALLS, ANSWER]
+BASE: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 5},
+}
+# For each API, fields that are refused, and the name of the field in the error.
+REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
+    "/v1/completions": [
+        *(({name: value}, name) for name, values in {
+            "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
+            "prompt_embeds": ["AAAA"], "temperature": [-1, "1", True],
+            "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6], "n": [0], "seed": [1 << 63],
+            "stop": [3, "a\ud800", ["a", "b\ud800"]], "stream": ["yes"],
+            "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
+        }.items() for value in values),
+        ({"stop": [""]}, "stop.0"),
+        ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
+        ({"prompt": ""}, None),  # it may be one of several prompts
+        ({"prompt": " \n"}, None),
+        # Options under `tide` can only be stricter than the server's.
+        *(({"tide": {name: value}}, f"tide.{name}") for name, value in {
+            "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best",
+            "max_iterations": 101, "accept_empty": True, "num_samples": 65, "deadline": "x",
+            "trace": 1, "toxicity_threshold": 0.9,
+        }.items()),
+        ({"tide": {"toxicity_threshold": 0}}, "toxicity_threshold"),
+        ({"tide": {"deadline": -1}}, "deadline"),
+        ({"tide": []}, "tide"),
+    ],
+    "/v1/chat/completions": [
+        *(({"messages": [{"role": "user", "content": [{"type": kind}]}]},
+           "messages.0.content.0.type") for kind in ("image_url", "input_audio", "file")),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
-    )),
-    *(({"messages": turns}, param) for turns, param in (
-        ([USER, CALLS], "messages"),
-        ([USER, CALLS, {"role": "tool", "content": "x"}], "messages.2"),
-        ([{**USER, "tool_call_id": "x"}], "messages.0"),
-        ([USER, {"role": "assistant", "content": None}, USER], "messages.1.content"),
-        ([{"role": "user", "refusal": "No."}], "messages.0.content"),
-        ([{"role": "user", "content": [{"type": "refusal"}]}], "messages.0.content.0.text"),
-    )),
-]  # fmt: skip
+        ({"messages": [USER, CALLS]}, "messages"),
+        ({"messages": [USER, CALLS, {"role": "tool", "content": "x"}]}, "messages.2"),
+        ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0"),
+        ({"messages": [USER, {"role": "assistant", "content": None}, USER]}, "messages.1.content"),
+        ({"messages": [{"role": "user", "refusal": "No."}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]},
+         "messages.0.content.0.text"),
+        # Only a gateway takes these.
+        ({"tools": TOOLS}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": WITH_CALL}, "messages"),
+    ],
+    "/v1/responses": [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input.0.content.0.type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
+        ({"max_output_tokens": 10**7}, "max_output_tokens"),
+    ],
+    "/v1/messages": [
+        ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
+        ({"max_tokens": 10**7}, "max_tokens"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "param"), REFUSED)
+@pytest.mark.parametrize(
+    ("path", "body", "param"), [(path, *row) for path, rows in REFUSED.items() for row in rows]
+)
 def test_what_cannot_be_done_is_refused_by_the_client_s_name(
-    server: Running, body: dict[str, Any], param: str | None
+    server: Running, path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    answer = server.post(path, body if "messages" in body else {"prompt": "x", **body})
+    answer = server.post(path, {**BASE[path], **body})
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert answer.headers["x-should-retry"] == "false"
     assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
-    assert error["message"].startswith((param or "empty", "must be at most 0.1")), error
+    message = error["message"]
+    assert message.startswith((param or "empty", "must be at most 0.1")), error
+    assert len(message.splitlines()) == 1
+    if path == "/v1/messages":
+        assert answer.json()["type"] == "error"
+    else:
+        assert error["param"] == param
 
 
 DEEP = json.loads("[" * 900 + "]" * 900)

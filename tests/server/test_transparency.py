@@ -305,16 +305,6 @@ def streamed(server: Running, **body: Any) -> tuple[list[str], str]:
     return pieces, choices[-1]["finish_reason"]
 
 
-def test_a_stream_of_a_server_that_cannot_continue_comes_word_by_word(
-    restarting: tuple[TextServer, Running],
-) -> None:
-    upstream, server = restarting
-    writes(upstream, KIND)
-    pieces, reason = streamed(server)
-    assert ("".join(pieces), reason) == ("".join(KIND), "stop")
-    assert len(pieces) >= len(KIND) - 1  # the last two words come together
-
-
 @pytest.mark.parametrize("seed", [{}, {"seed": 7}])
 @pytest.mark.parametrize(
     "repaired",
