@@ -4,11 +4,9 @@ BLOCKED by the policy of the key.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from tests.fakes import FakeScorer, RudeScorer
 from tests.server.running import Running, digest_of, running, written
 from tide.core.chat import Chat
 from tide.core.errors import ScorerUnavailableError
-from tide.core.sanitize import Unread
 from tide.scorers import Exchange
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
@@ -30,95 +27,68 @@ ASSISTANT = {"role": "assistant", "content": "No."}
 
 # Every place
 
-ARGUMENTS = {"place": "Oslo", "days": [1, "two"], "options": {"unit": "celsius", "deep": [{}]}}
-CALLS = [
-    {
-        "id": "call_1", "type": "function", "index": 0,
-        "function": {"name": "weather", "arguments": json.dumps(ARGUMENTS)},
-    },
-    {"id": "call_2", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
-]  # fmt: skip
-SCHEMA = {
-    "type": "object", "required": ["place"],
-    "properties": {
-        "place": {"type": "string", "description": "where", "enum": ["Oslo"]},
-        "file": {"type": ["string", "null"], "default": "none"},
-    },
-}  # fmt: skip
-HELLO = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
-BODY: dict[str, Any] = {
-    "input_type": "request",
-    "litellm_call_id": "1",
-    "request_data": {"user_api_key_alias": "a team"},
-    "texts": ["What is the weather?", "A file C:\\new\\temp, and \\u00e9"],
-    "structured_messages": [
-        {"role": "system", "content": "Be kind.", "cache_control": {"type": "ephemeral"}},
-        {"role": "user", "name": "ann", "content": [HELLO, {"type": "text", "text": "there"}]},
-        {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": CALLS},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ],
-    "tool_calls": CALLS,
-    "tools": [
-        {"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}
-    ],
-    "a_field_of_the_future": {"note": ["a text", {"id": "x"}]},
+
+def call(text: str = "ls", **function: Any) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": "find", "x": text, **function}}
+
+
+def arguments(value: Any) -> list[dict[str, Any]]:
+    return [call(arguments=json.dumps({"deep": [1, {"inner": value}]}))]
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"structured_messages": [{"role": "user", "content": "Hello", **fields}]}
+
+
+def schema(**fields: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"place": {"type": "string", **fields}}}
+    function = {"name": "find", "description": "Finds.", "parameters": parameters}
+    return {"tools": [{"type": "function", "function": function}], "texts": ["Hello"]}
+
+
+# Requests with a text somewhere.
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "texts": lambda text: {"texts": ["Hello", text]},
+    "beside a path": lambda text: {"texts": [f"{text} in C:\\new\\temp, and \\u00e9"]},
+    "content": lambda text: message(content=text),
+    "part": lambda text: message(content=[{"type": "text", "text": text, "cache_control": {}}]),
+    "refusal": lambda text: message(role="assistant", content=None, refusal=text),
+    "name": lambda text: message(name=text),
+    "unknown field of a message": lambda text: message(field={"note": ["a text", text]}),
+    "call of a message": lambda text: message(tool_calls=[call(name=text)]),
+    "id of a call": lambda text: {"tool_calls": [{**call(), "id": text}]},
+    "custom call": lambda text: {"tool_calls": [{"type": "custom", "custom": {"input": text}}]},
+    "arguments": lambda text: {"tool_calls": arguments(text)},
+    "key of arguments": lambda text: {"tool_calls": arguments({text: 1})},
+    "JSON in arguments": lambda text: {"tool_calls": arguments(json.dumps({"a": text}))},
+    "result": lambda text: message(role="tool", tool_call_id="call_1", content=text),
+    "description": lambda text: schema(description=text),
+    "choice of an argument": lambda text: schema(enum=["Oslo", text]),
+    "type of an argument": lambda text: schema(type=["null", text]),
+    "default of an argument": lambda text: schema(default={"a": text}),
+    "name of an argument": lambda text: schema(properties={text: {}}),
+    "unknown field": lambda text: {"texts": ["Hello"], "field": [{"id": text}]},
+    "unknown key": lambda text: {"texts": ["Hello"], text: 1},
 }
-_CALL_DATA = ("input_type", "litellm_call_id", "request_data")
-Place = tuple[Any, ...]
-
-
-def places(value: Any, at: Place = ()) -> Iterator[tuple[Place, bool]]:
-    """Paths of all strings (False), and of all objects, which could have another key (True)."""
-    if isinstance(value, dict):
-        yield at, True
-    if isinstance(value, str):
-        yield at, False
-        if at[-1] == "arguments":
-            yield from places(json.loads(value), (*at, json))
-    items = enumerate(value) if isinstance(value, list) else ()
-    for key, inner in value.items() if isinstance(value, dict) else items:
-        yield from places(inner, (*at, key))
-
-
-def changed(value: Any, at: Place, is_key: bool, text: str, dump: Callable[[Any], str]) -> Any:
-    """`value` with a text at a path. dump: writes JSON that is nested in a string."""
-    if not at:
-        return {**value, text: 1} if is_key else text
-    step, rest = at[0], at[1:]
-    if step is json:
-        return dump(changed(json.loads(value), rest, is_key, text, dump))
-    value = copy.copy(value)
-    value[step] = changed(value[step], rest, is_key, text, dump)
-    return value
 
 
 def escaped(text: str) -> str:
     return "".join(f"\\u{ord(c):04x}" for c in text)
 
 
-PLACES = [(at, is_key) for at, is_key in places(BODY) if not at or at[0] not in _CALL_DATA]
-# How the text is encoded, and how JSON that is nested in a string is written.
-WAYS: dict[str, tuple[Callable[[str], str], Callable[[Any], str]]] = {
-    "raw": (str, lambda value: json.dumps(value, ensure_ascii=False)),
-    "as Python writes JSON": (str, json.dumps),
-    "escaped": (escaped, json.dumps),
-    "escaped by and by": (lambda text: escaped(escaped(escaped(escaped(text)))), json.dumps),
-}
+def hexadecimal(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in text.encode("latin-1"))
 
 
-@pytest.mark.parametrize("insult", INSULTS)
-@pytest.mark.parametrize("way", WAYS)
-def test_an_insult_is_read_wherever_it_stands(way: str, insult: str) -> None:
-    assert len(PLACES) > 80
-    write, dump = WAYS[way]
-    unread = []
-    for at, is_key in PLACES:
-        body = json.dumps(changed(BODY, at, is_key, write(insult), dump))
-        with suppress(Unread):  # then the request is blocked
-            said = GuardrailRequest.model_validate_json(body).all_texts()
-            if not any(insult in text for text in said):
-                unread.append((at, is_key))
-    assert unread == []
+HIDDEN = [*INSULTS, escaped(INSULTS[1]), hexadecimal(INSULTS[0])]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_insult_is_read_wherever_it_stands(place: str) -> None:
+    for text in HIDDEN:
+        request = GuardrailRequest(input_type="request", **PLACES[place](text))
+        said = request.all_texts()
+        assert any(insult in read for insult in INSULTS for read in said), text
 
 
 # Answers
@@ -149,11 +119,13 @@ def answers(server: Running, outcome: str) -> float:
 @pytest.mark.parametrize(
     ("surfaces", "expected"),
     [
-        (BODY, "NONE"),
-        ({**BODY, "texts": [INSULTS[0]]}, "BLOCKED"),
+        *((request("Hello"), "NONE") for request in PLACES.values()),
+        ({"texts": [INSULTS[0]]}, "BLOCKED"),
         ({"texts": []}, "NONE"),
         ({}, "BLOCKED"),
         ({"texts": None, "structured_messages": []}, "BLOCKED"),
+        ({"texts": [escaped(escaped(INSULTS[0]))]}, "BLOCKED"),
+        ({"texts": [escaped(escaped(escaped(escaped(INSULTS[0]))))]}, "BLOCKED"),
         # A lone surrogate between escapes does not hide a text.
         ({"texts": ["\\ud83d you \\u0069diot"]}, "BLOCKED"),
         ({"texts": [json.dumps("\U0001f600 the weather")]}, "NONE"),
