@@ -124,9 +124,7 @@ def test_messages_of_upstream_are_sanitised(
     ("fault", "logged"),
     [
         ("a number", "Expected `str | null`, got `int` - at `$.choices[0].text`"),
-        ("half an answer", "ended a completion without a finish_reason"),
         ("HTTP 500", "HTTP 500 to /v1/completions"),
-        ("an unknown reason", "ended a text with unknown finish_reason"),
     ],
 )
 def test_log_names_what_failed_without_texts(
@@ -139,9 +137,7 @@ def test_log_names_what_failed_without_texts(
     upstream.faults = {"<broken>": FAULTS[fault]}
     with caplog.at_level(logging.INFO, "tide"):
         server.ask("A <broken> text", max_tokens=6)
-        wait_until(lambda: "CompletionError" in caplog.text)
-    (line,) = [text for text in caplog.messages if "CompletionError" in text]
-    assert "CompletionError from ServerFailed" in line
-    assert logged in line
-    assert "broken" not in line
-    assert "index out of range" not in line
+        wait_until(lambda: "CompletionError from ServerFailed" in caplog.text)
+    assert logged in caplog.text
+    assert "broken" not in caplog.text
+    assert "index out of range" not in caplog.text
