@@ -82,12 +82,12 @@ def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
     if len(text) >= _SHORT:
         return _ORDINARY.fullmatch(text) is not None
-    return all(parts_of(text).read(_is_ordinary_part))
+    return not parts_of(text).where(_is_unusual)
 
 
 @lru_cache(maxsize=2**14)
-def _is_ordinary_part(part: str) -> bool:
-    return _ORDINARY.fullmatch(part) is not None
+def _is_unusual(part: str) -> bool:
+    return _ORDINARY.fullmatch(part) is None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
@@ -320,7 +320,13 @@ def vocabulary() -> Vocabulary:
 
 def unmasked(text: str) -> str:
     """Return `text` with its masked and lengthened profanities in plain letters."""
-    return " ".join(parts_of(text).read(_without_masks))
+    parts = parts_of(text)
+    return " ".join(parts.read(_without_masks)) if parts.where(_has_masks) else text
+
+
+@lru_cache(maxsize=2**14)
+def _has_masks(part: str) -> bool:
+    return _without_masks.__wrapped__(part) != part
 
 
 def _read_part(part: str, read: Any) -> Any:
@@ -335,26 +341,24 @@ class Parts:
 
     known: the values of a text that ended a few words earlier, whose parts from `gone` on, except
     the first and the last of them, are parts of this text, too. It is not kept itself, or each text
-    would keep all that came before it. values: what `read` returned, and what was kept.
+    would keep all that came before it. values: what was read, and what was kept.
     """
 
     def __init__(self, text: str) -> None:
+        self.text, self.size = text, text.count(" ") + 1
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
         self.values: dict[Any, Any] = {}
         self._known: dict[Any, Any] = {}
-        self.parts: list[str]
         head = self.head
         for _ in range(_MOST_NEW):
             older = _ended_with(head)
             if older is not None:
                 self._known = older.values
                 self._gone = older.head.count(" ", 0, len(older.head) - len(head))
-                first, _, _ = head.partition(" ")
-                self._first, self._new = first, text[len(head) + 1 :].split(" ")
-                self.parts = self._joined(older.parts, first, self._new)
+                self._first, _, _ = head.partition(" ")
+                self._new = text[len(head) + 1 :].split(" ")
                 return
             head, _, _ = head.rpartition(" ")
-        self.parts = text.split(" ")
 
     def read(self, read: Callable[[str], _Part]) -> list[_Part]:
         """Return what `read`, which must be cached, returns for each part."""
@@ -362,12 +366,29 @@ class Parts:
         if values is None:
             known = self._known.get(read)
             if known is None:
-                values = [_read_part(part, read) for part in self.parts]
+                values = [_read_part(part, read) for part in self.text.split(" ")]
             else:
-                first = _read_part(self._first, read)
-                values = self._joined(known, first, [_read_part(part, read) for part in self._new])
+                first, *new = [_read_part(part, read) for part in (self._first, *self._new)]
+                values = [first, *known[self._gone + 1 : -1], *new]
             self.values[read] = values
         return values
+
+    def where(self, test: Callable[[str], bool]) -> list[int]:
+        """Return the numbers of the parts for which `test`, which must be cached, is true."""
+        numbers: list[int] | None = self.values.get(test)
+        if numbers is None:
+            known = self._known.get(test)
+            if known is None:
+                read = enumerate(self.text.split(" "))
+                numbers = [number for number, part in read if _read_part(part, test)]
+            else:
+                gone, end = self._gone, self.size - len(self._new)
+                numbers = [number - gone for number in known if 0 < number - gone < end]
+                near = [(0, self._first), *enumerate(self._new, end)]
+                numbers += [number for number, part in near if _read_part(part, test)]
+                numbers.sort()
+            self.values[test] = numbers
+        return numbers
 
     def take(self, owner: str) -> Any:
         """Take what the scorer `owner` kept of this text, or of the older one; None if nothing.
@@ -380,9 +401,6 @@ class Parts:
     def keep(self, owner: str, value: object) -> None:
         """Keep a value for `take`. owner: a name, since the scorer itself would be kept alive."""
         self.values[owner] = value
-
-    def _joined(self, older: list[Any], first: Any, new: list[Any]) -> list[Any]:
-        return [first, *older[self._gone + 1 : -1], *new]
 
 
 def _ended_with(head: str) -> Parts | None:

@@ -46,6 +46,7 @@ _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
 N_FEATURES = 2**20  # size of the hashed space
+_Words = Sequence[tuple[str, ...]]  # of the parts of a text
 METADATA = "pocket_scorer"  # the entry of the metadata, JSON
 # Read instead of numbers, of words that hold an offensive one by chance (`BY_CHANCE`), and of words
 # that say what people are (`PEOPLE`).
@@ -86,23 +87,24 @@ def words_of(text: str) -> list[str]:
 
     The character n-grams of 455, Scunthorpe and cockpit are those of disguised insults. So all
     numbers are read as one number, and the words of `BY_CHANCE` as one name. People labelled many
-    texts toxic that mention a religion, an origin or an orientation. So each run of the words of
-    `PEOPLE` is read as one word: no group can score otherwise than another. This word is part of no
-    n-gram of words, or "is gay" would weigh what "gay" does not.
+    texts toxic that mention a religion, an origin or an orientation. So all words of `PEOPLE` are
+    read as one word: no group can score otherwise than another. This word is part of no n-gram of
+    words, or "is gay" would weigh what "gay" does not.
     """
+    return list(chain.from_iterable(_words_by_part(text)))
+
+
+def _words_by_part(text: str) -> _Words:
+    """Return the words of each part of a text that has any, or each word alone."""
     if is_ordinary(text) and not _has_letters_apart(text):
-        read = list(chain.from_iterable(parts_of(text).read(_words_of_part)))
-    else:
-        read = list(_words_of_part.__wrapped__(text))
-    if read.count(_ANY_PEOPLE) < 2:
-        return read
-    repeated = (_ANY_PEOPLE, _ANY_PEOPLE)
-    return [read[0], *(pair[1] for pair in pairwise(read) if pair != repeated)]
+        return list(filter(None, parts_of(text).read(_words_of_part)))
+    return [(word,) for word in _words_of_part.__wrapped__(text)]
 
 
 def _has_letters_apart(text: str) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    has_three = b"\1\1\1" in bytes(parts_of(text).read(_has_lone_letter))
+    lone = parts_of(text).where(_has_lone_letter)
+    has_three = any(third - first == 2 for first, third in zip(lone, lone[2:], strict=False))
     return has_three and _LETTERS_APART.search(text) is not None
 
 
@@ -147,8 +149,7 @@ def columns(text: str) -> Any:
     The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even for
     one word; here the columns of frequent words are cached.
     """
-    words = words_of(text)
-    return np.array(sorted(set(_columns(words, words))), np.int64)
+    return np.array(sorted(set(_columns(_words_by_part(text)))), np.int64)
 
 
 def _pair_column(before: str, word: str) -> int | None:
@@ -186,12 +187,15 @@ def sigmoid(logits: Floats) -> Floats:
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
 
 
-def _columns(words: Sequence[str], paired: Sequence[str]) -> list[int]:
-    """Return the columns of `words`, and of the pairs of words next to each other in `paired`.
+def _columns(parts: _Words, *, before: _Words = (), after: _Words = ()) -> list[int]:
+    """Return the columns of the words of `parts`, and of the pairs of words next to each other.
 
-    A column occurs as often as its features.
+    A column occurs as often as its features. before, after: the part that is next to `parts` and
+    takes part only in a pair.
     """
+    words = list(chain.from_iterable(parts))
     columns = [column for word in words for column in _word_columns(word)]
+    paired = [*(part[-1] for part in before), *words, *(part[0] for part in after)]
     for pair in pairwise(paired):
         column = _pair_column(*pair)
         if column is not None:
@@ -199,7 +203,7 @@ def _columns(words: Sequence[str], paired: Sequence[str]) -> list[int]:
     return columns
 
 
-_FIRST, _NEAR = 3, 8  # words by which the beginning of a text is found near that of an earlier one
+_FIRST, _NEAR = 3, 8  # parts by which the beginning of a text is found near that of an earlier one
 
 
 class _Sum:
@@ -208,31 +212,31 @@ class _Sum:
     It does not depend on earlier texts: the weights are multiples of 2^-24, whose sums are exact in
     any order.
 
-    features: their number. counts: how often each column occurs; empty until the text has grown,
-    because most texts that are scored do not grow.
+    parts: the words of the text, by part. features: their number. counts: how often each column
+    occurs; empty until the text has grown, because most texts that are scored do not grow.
     """
 
-    def __init__(self, words: list[str], weights: Sequence[float]) -> None:
-        columns = set(_columns(words, words))
-        self.words, self.features = words, len(columns)
+    def __init__(self, parts: _Words, weights: Sequence[float]) -> None:
+        columns = set(_columns(parts))
+        self.parts, self.features = parts, len(columns)
         self.total = sum(weights[column] for column in columns)
         self.counts: dict[int, int] = {}
 
-    def move(self, words: list[str], weights: Sequence[float]) -> None:
-        """Make this the sum of `words`, by what differs."""
-        old, first = self.words, words[:_FIRST]
+    def move(self, parts: _Words, weights: Sequence[float]) -> None:
+        """Make this the sum of `parts`, by what differs."""
+        old, first = self.parts, parts[:_FIRST]
         positions = (i for i in range(_NEAR) if old[i : i + _FIRST] == first)
         gone = next(positions, None) if self.counts else None
         if gone is None:
             self.total, self.counts = 0.0, {}
-            self._add(_columns(words, words), weights)
+            self._add(_columns(parts), weights)
         else:
-            kept = _equal_words(old[gone:], words)
+            kept = _equal_parts(old[gone:], parts)
             end = gone + kept
-            self._remove(_columns(old[:gone], old[: gone + 1]), weights)
-            self._remove(_columns(old[end:], old[end - 1 :]), weights)
-            self._add(_columns(words[kept:], words[kept - 1 :]), weights)
-        self.words, self.features = words, len(self.counts)
+            self._remove(_columns(old[:gone], after=old[gone : gone + 1]), weights)
+            self._remove(_columns(old[end:], before=old[end - 1 : end]), weights)
+            self._add(_columns(parts[kept:], before=parts[kept - 1 : kept]), weights)
+        self.parts, self.features = parts, len(self.counts)
 
     def _add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
@@ -252,8 +256,8 @@ class _Sum:
                 self.total -= weights[column]
 
 
-def _equal_words(old: list[str], new: list[str]) -> int:
-    """Return the number of words with which both begin."""
+def _equal_parts(old: _Words, new: _Words) -> int:
+    """Return the number of parts with which both begin."""
     if old == new[: len(old)]:
         return len(old)
     differ = (at for at, (left, right) in enumerate(zip(old, new, strict=False)) if left != right)
@@ -296,13 +300,12 @@ class PocketScorer(ReadingScorer):
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
 
     def _logit(self, text: str) -> float:
-        words = words_of(text)
-        parts = parts_of(text)
-        summed: _Sum | None = parts.take(self.name)
+        words, kept = _words_by_part(text), parts_of(text)
+        summed: _Sum | None = kept.take(self.name)
         if summed is None:
             summed = _Sum(words, self._weights)
         else:
             summed.move(words, self._weights)
         logit = summed.total / math.sqrt(summed.features or 1) + self._bias
-        parts.keep(self.name, summed)
+        kept.keep(self.name, summed)
         return logit
