@@ -76,11 +76,6 @@ def test_methods_shows_the_options_of_a_name(
     assert all(line in shown for line in lines)
 
 
-def test_methods_suggests_a_near_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("methods", "rezample") == 1
-    assert "unknown name 'rezample'; did you mean 'resample'?" in capsys.readouterr().err
-
-
 def all_commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     children = getattr(command, "commands", {}).items()
     return [path, *(p for name, child in children for p in all_commands(child, (*path, name)))]

@@ -24,9 +24,7 @@ from tide.core.sanitize import logger
 KEY = "sk-of-the-serving-tests"
 
 
-def test_serve_reloads_policies_and_drains_at_signals(
-    tmp_path: Path,
-) -> None:
+def test_serve_reloads_policies_and_drains_at_signals(tmp_path: Path) -> None:
     path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
     path.write_text("policies: {first: {mode: monitor}}")
     answers: list[httpx.Response] = []
@@ -103,9 +101,7 @@ def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["OMP_NUM_THREADS"] == used
 
 
-def test_log_line_that_is_cut_is_json(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_log_line_that_is_cut_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     with _logging_as_json({"loading": "x" * 5000}):
         logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,6 @@ from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     InputError,
     ScorerError,
-    TideError,
 )
 from tide.data.records import Likelihood, read_records
 from tide.data.texts import Row
@@ -169,31 +169,20 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
         assert trial.judge_scores["one"] == pytest.approx(trial.toxicity / 2)
 
 
-class Told(Progress):
-    """Records the progress events of a run, in order."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def begin(self, what: str, total: int) -> None:
-        self.told.append(what)
-
-    def failed(self, what: str, row_id: int | str, error: TideError) -> None:
-        self.told.append((what, row_id))
-
-    def say(self, message: str) -> None:
-        self.told.append(message)
-
-
 def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
     """An unknown reference is reported before the work, with what to pass instead."""
-    bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Told()
+    bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Mock(Progress())
     picky = FakeScorer(lambda text: 1 / (text != bad), name="kind")
     rows = [*ROWS, Row("none", " ")]
     made = run(tmp_path, "base", rows, picky, reference="auto", progress=progress)
-    first, *others = progress.told
-    assert "pass a model with --reference FOLDER_OR_HUB_ID" in first
-    assert others == ["base", ("base", "none"), "judge kind", ("judge kind", 2)]
+    told = [(name, *arguments[:2]) for name, arguments, _ in progress.mock_calls if arguments]
+    assert "pass a model with --reference FOLDER_OR_HUB_ID" in told[0][1]
+    assert [event for event in told if event[0] in ("begin", "failed")] == [
+        ("begin", "base", 6),
+        ("failed", "base", "none"),
+        ("begin", "judge kind", 5),
+        ("failed", "judge kind", 2),
+    ]
     assert isinstance(made.failed["none"], InputError)
     assert isinstance(made.failed[2], ScorerError)
     is_judged = [any(column(record, "judge_scores")) for record in made.records]
