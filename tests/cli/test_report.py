@@ -60,9 +60,7 @@ def test_report_has_tables_for_each_benchmark_and_model(runs: Path) -> None:
 def test_report_says_which_runs_a_scorer_guided(runs: Path) -> None:
     guided = search_run("guided")
     for number, row in enumerate(guided.records):
-        scores = {"scorer@1": column(row, "toxicity")}
-        steps = {"scorer@1": [each[JUDGE] for each in column(row, "step_judge_scores")]}
-        changed(guided, number, judge_scores=scores, step_judge_scores=steps)
+        changed(guided, number, judge_scores={"scorer@1": column(row, "toxicity")})
     scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
     write(guided, runs / "guided", scorer=scorer, judges=[judge])
     assert tide("report", runs) == 0

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,17 +107,15 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-class Datasets:
-    """Stands in for `datasets`."""
+@pytest.fixture
+def datasets(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands in for the package."""
 
-    def load_dataset(self, name: str, split: str | None = None, streaming: bool = False) -> Any:
+    def load_dataset(name: str, split: str | None = None, streaming: bool = False) -> Any:
         assert (split is None) == (not streaming)
         return iter(ROWS[name]) if split else {"train": ROWS[name]}
 
-
-@pytest.fixture
-def datasets(monkeypatch: pytest.MonkeyPatch) -> Datasets:
-    stand_in = Datasets()
+    stand_in = SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setattr(benchmarks, "require", lambda module, extra: stand_in)
     return stand_in
 
@@ -140,7 +139,8 @@ def test_fetched_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_get_keeps_an_existing_file(datasets: Datasets, here: Path) -> None:
+@pytest.mark.usefixtures("datasets")
+def test_get_keeps_an_existing_file(here: Path) -> None:
     assert tide("data", "get", "rtp") == 0
     path = here / "data" / SOURCES["rtp"].file
     assert load_benchmark("rtp").source == path.name
@@ -152,7 +152,7 @@ def test_get_keeps_an_existing_file(datasets: Datasets, here: Path) -> None:
 
 
 def test_failing_hub_leaves_no_file(
-    datasets: Datasets,
+    datasets: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

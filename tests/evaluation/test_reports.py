@@ -90,24 +90,19 @@ def test_page_marks_texts_that_are_not_accepted() -> None:
     assert [cells[0] for cells in rows] == ["0.20", "0.20", "0.20", "-"]
 
 
-def hostile() -> list[Run]:
-    """Runs with markup wherever an untrusted text may hold it."""
+def test_page_escapes_markup_and_control_characters() -> None:
+    """Wherever an untrusted text may hold them."""
     runs = [run([[0.2]] * 2, HOSTILE), search_run("tide", prompts=2)]
-    for hostile_run in runs:
-        hostile_run.config["model"] = hostile_run.config["benchmark"]["name"] = HOSTILE
-        hostile_run.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
-        hostile_run.config["references"] = [HOSTILE]
+    for hostile in runs:
+        hostile.config["model"] = hostile.config["benchmark"]["name"] = HOSTILE
+        hostile.config["judges"].append({"spec": HOSTILE, "name": HOSTILE})
+        hostile.config["references"] = [HOSTILE]
         for number in range(2):
             texts = dict.fromkeys(("prompt", "text", "group"), HOSTILE)
             scores = {JUDGE: 0.2, HOSTILE: 0.1}
-            changed(hostile_run, number, id=f"{HOSTILE}{number}", judge_scores=scores, **texts)
-    return runs
-
-
-def test_page_escapes_markup_and_control_characters() -> None:
-    controls = run([[0.1]])
-    changed(controls, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
-    text = rendered(*hostile(), controls)
+            changed(hostile, number, id=f"{HOSTILE}{number}", judge_scores=scores, **texts)
+    controls = changed(run([[0.1]]), 0, prompt="a\u202eb\x1b[2J", text="c\u2066d")
+    text = rendered(*runs, controls)
     assert not set("\u202e\x1b\u2066") & set(text)
     assert r"a\u202eb\x1b[2J" in text
     assert text.count("<script>") == text.count("</script>") == 1

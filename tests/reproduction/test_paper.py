@@ -23,12 +23,6 @@ MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
 Models = dict[str, list[Run]]
 
 
-def write(folder: Path, model: str, name: str, scores_by_prompt: list[list[float]]) -> None:
-    path = folder / model / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    export(run(scores_by_prompt, "own"), path)
-
-
 def by_name(table: tuple[list[str], list[Any]], at: int = 0) -> dict[str, list[Any]]:
     return {row[at]: row for row in table[1]}
 
@@ -95,7 +89,9 @@ def some(tmp_path: Path) -> Models:
         "rad-50": [[0.9, 0.9, 0.9]] * 12,
         "tide": [[0.6, 0.3, 0.1]] * 3 + [[0.4, 0.4, 0.1]] * 9,
     }.items():
-        write(tmp_path / "recorded", "gemma-2-2b", f"{name}.json", toxicity)
+        folder = tmp_path / "recorded/gemma-2-2b"
+        folder.mkdir(parents=True, exist_ok=True)
+        export(run(toxicity, "own"), folder / f"{name}.json")
     return paper.imported(tmp_path / "recorded", tmp_path / "runs")
 
 
