@@ -9,7 +9,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,19 +136,6 @@ def test_monitored_answers_of_other_apis_are_the_servers(
     body = {"model": "any", "temperature": 0.0, "stream": stream, **OTHER_APIS[path]}
     with gateway(url, "monitor") as server:
         assert answer(server.url, path, body) == answer(url, path, body)
-
-
-def test_an_abandoned_request(both: Both) -> None:
-    engine, _, _ = both
-    long = Sampling(temperature=1.0, max_new_tokens=200)
-
-    async def leave() -> None:
-        request = Request(engine.tokenize(["The weather"])[0], long, piece_tokens=1)
-        async with aclosing(engine.write(request)) as pieces:
-            await anext(pieces)
-
-    asyncio.run(leave())
-    assert written(engine, ["The weather today is"])  # its one place is free again
 
 
 def test_the_gateway(both: Both, prompts: list[str]) -> None:
