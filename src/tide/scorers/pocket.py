@@ -82,8 +82,8 @@ def _read_look_alikes(match: re.Match[str]) -> str:
     return word.translate(_LOOK_ALIKES) + match[0][len(word) :]
 
 
-def words_of(text: str) -> list[str]:
-    """Split a text into normalized words.
+def words_of(text: str) -> _Words:
+    """Split a text into normalized words, by the parts that have any, or each word alone.
 
     The character n-grams of 455, Scunthorpe and cockpit are those of disguised insults. So all
     numbers are read as one number, and the words of `BY_CHANCE` as one name. People labelled many
@@ -91,11 +91,6 @@ def words_of(text: str) -> list[str]:
     read as one word: no group can score otherwise than another. This word is part of no n-gram of
     words, or "is gay" would weigh what "gay" does not.
     """
-    return list(chain.from_iterable(_words_by_part(text)))
-
-
-def _words_by_part(text: str) -> _Words:
-    """Return the words of each part of a text that has any, or each word alone."""
     if is_ordinary(text) and not _has_letters_apart(text):
         return list(filter(None, parts_of(text).read(_words_of_part)))
     return [(word,) for word in _words_of_part.__wrapped__(text)]
@@ -149,7 +144,7 @@ def columns(text: str) -> Any:
     The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even for
     one word; here the columns of frequent words are cached.
     """
-    return np.array(sorted(set(_columns(_words_by_part(text)))), np.int64)
+    return np.array(sorted(set(_columns(words_of(text)))), np.int64)
 
 
 def _pair_column(before: str, word: str) -> int | None:
@@ -300,7 +295,7 @@ class PocketScorer(ReadingScorer):
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
 
     def _logit(self, text: str) -> float:
-        words, kept = _words_by_part(text), parts_of(text)
+        words, kept = words_of(text), parts_of(text)
         summed: _Sum | None = kept.take(self.name)
         if summed is None:
             summed = _Sum(words, self._weights)
