@@ -171,6 +171,12 @@ def test_special_tokens_are_marked(tmp_path: Path) -> None:
     assert engine.tokenize(["The weather"]) == [list(prompt.token_ids)]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_asked_for_and_absent() -> None:
+    with pytest.raises(InputError, match="no CUDA device"):
+        TransformersEngine("pocket", device="cuda")
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -83,6 +83,8 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
     assert (body["model"], body["stream"], body["top_k"]) == ("tiny", True, 0)
     assert (engine.name, engine.context_length, engine.has_embeddings) == ("tiny", None, False)
     assert "serves tiny" in engine.capability_notes
+    with pytest.raises(InputError, match="repetition_penalty: not supported by OpenAIEngine"):
+        engine.check_sampling(Sampling(repetition_penalty=1.1))
 
 
 @pytest.mark.parametrize("least", [0, 5])
