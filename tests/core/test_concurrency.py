@@ -158,6 +158,27 @@ def test_portal_may_be_closed_by_its_own_work() -> None:
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
+def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
+    ended = threading.Event()
+
+    async def forever() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+                await asyncio.sleep(0.001)
+        finally:
+            ended.set()
+
+    async def read() -> None:
+        items = portal.iterate(forever)
+        assert await anext(items) == 1
+        assert not ended.is_set()
+        await items.aclose()
+
+    asyncio.run(read())
+    assert ended.wait(10)
+
+
 # Mailbox
 
 
