@@ -161,17 +161,18 @@ def test_portal_may_be_closed_by_its_own_work() -> None:
 def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
     ended = threading.Event()
 
-    async def forever() -> AsyncGenerator[int, None]:
+    async def forever() -> AsyncGenerator[bool, None]:
         try:
             while True:
-                yield 1
+                yield portal.is_current
                 await asyncio.sleep(0.001)
         finally:
             ended.set()
 
     async def read() -> None:
         items = portal.iterate(forever)
-        assert await anext(items) == 1
+        assert await anext(items)
+        assert not portal.is_current
         assert not ended.is_set()
         await items.aclose()
 
