@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket", help="scorer without --faults")
-    parser.add_argument("--preset", default="backtrack")
+    parser.add_argument("--strategy", default="backtrack")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1, help="threads of the server")
     parser.add_argument("--seed", type=int, default=0)
