@@ -274,6 +274,7 @@ def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
             now = 1000.0 + seconds
             scorer.score(TEXTS)
             assert guard.asked == asked
+            assert len(caplog.records) == 1
         now = 1021.0
         guard.error = None
         assert scorer.score(TEXTS).tolist() == guard.score(TEXTS).tolist()
