@@ -107,8 +107,17 @@ async def test_the_screen_is_asked_alone_where_that_is_enough() -> None:
     assert (screen.calls, scorer.calls) == ([["four"]], [["three"]])
 
 
-@pytest.mark.parametrize("long", [["x" * 50] * 160 + ["yes"], ["x" * 2001, "yes"]])
-async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(long: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("long", "growing"),
+    [
+        pytest.param(["x" * 50] * 40 + ["yes"], False, id="together"),
+        pytest.param(["x" * 50] * 160 + ["yes"], True, id="windows together"),
+        pytest.param(["x" * 2001, "yes"], True, id="one window"),
+    ],
+)
+async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(
+    long: list[str], growing: bool
+) -> None:
     threads = []
 
     def length(text: str) -> float:
@@ -117,8 +126,9 @@ async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(long: li
 
     scorer = FakeScorer(length, quick=True)
     scoring = Scoring(scorer)
-    short = [send(scoring, text) for text in ("four", "three", "x" * 90)]
-    await answers(*short, send(scoring, *long))
+    short = [send(scoring, text) for text in ("four", "three")]
+    windows = send(scoring, *["x" * 90] * 40, growing=True)
+    await answers(*short, windows, send(scoring, *long, growing=growing))
     assert scorer.calls == [["four", "three", "x" * 90], [long[0], "yes"]]
     in_loop = [thread is threading.current_thread() for thread in threads]
     assert in_loop == [True] * 3 + [False] * 2

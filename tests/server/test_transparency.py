@@ -92,7 +92,15 @@ def said(*parts: Any) -> list[dict[str, Any]]:
         pytest.param(
             {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template", id="nested template"
         ),
-        pytest.param({"logit_bias": [[3, 1]]}, "logit_bias", id="bias that cannot be joined"),
+        pytest.param(
+            {"chat_template_kwargs": {"messages": [USER]}}, "messages", id="messages of llama.cpp"
+        ),
+        pytest.param(
+            {"messages": said({"type": "prompt_embeds", "data": "x"})},
+            "messages.0.content.0.type",
+            id="embeddings",
+        ),
+        pytest.param({"logit_bias": "x"}, "logit_bias", id="bias that cannot be joined"),
     ],
 )
 def test_field_by_which_a_server_reads_other_text_is_refused(
@@ -128,21 +136,28 @@ def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: 
     assert sorted(body.get("seed", -1) for body in upstream.requests) == [-1, -1, 7, 8]
 
 
-@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+@pytest.mark.parametrize(
+    ("seed", "bias", "joined"),
+    [
+        pytest.param({}, {"3": 1}, {"3": 1, "18": -100.0, "19": -100.0}, id="no seed"),
+        pytest.param({"seed": 7}, {"3": 1}, {"3": 1, "18": -100.0, "19": -100.0}, id="seed"),
+        pytest.param({}, [[3, 1]], [[3, 1], [18, -100.0], [19, -100.0]], id="pairs of llama.cpp"),
+    ],
+)
 def test_a_repair_sends_its_bans_and_another_seed(
-    seed: dict[str, int], upstream: TextServer, server: Running
+    seed: dict[str, int], bias: Any, joined: Any, upstream: TextServer, server: Running
 ) -> None:
     """The client's other fields stay, and its own biases are joined with the bans."""
     upstream.favourite = " dull"
-    sent = {"temperature": 0.5, "logit_bias": {"3": 1}, "min_p": 0.1, "max_tokens": 8}
+    sent = {"temperature": 0.5, "logit_bias": bias, "min_p": 0.1, "max_tokens": 8}
     answer = chat(server, **sent, **seed).json()["choices"][0]
     assert answer["tide"]["rounds"] > 1
     assert BAD not in answer["message"]["content"].casefold()
     first, *repairs = upstream.requests
-    assert first["logit_bias"] == {"3": 1}
+    assert first["logit_bias"] == bias
     assert first.get("seed") == seed.get("seed")
     for body in repairs:
-        assert body["logit_bias"] == {"3": 1, "18": -100.0, "19": -100.0}
+        assert body["logit_bias"] == joined
         assert (body["min_p"], body["temperature"]) == (0.1, 0.5)
         assert ("seed" in body) == bool(seed)
         assert body.get("seed") != 7
@@ -171,6 +186,7 @@ def test_images_pass_and_texts_beside_them_are_scored(
         assert status() == status({"type": "text", "text": "What is it?"}) == 200
         for kind in ("text", "input_text", "unknown"):  # vLLM reads the second as text, too
             assert status({"type": kind, "text": "How dull is it?"}) == 400
+        assert status({"type": "thinking", "thinking": "How dull is it?"}) == 400
 
 
 def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: Running) -> None:

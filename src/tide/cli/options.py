@@ -67,6 +67,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        if ctx.resilient_parsing:  # the shell completes a command that is not finished
+            given = []
         for parameter in given:
             if given.count(parameter) > 1 and not (parameter.multiple or parameter.is_flag):
                 joined = "; max:A,B joins scorers" if parameter.name == "scorer" else ""

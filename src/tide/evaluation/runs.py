@@ -265,8 +265,8 @@ def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], num_pr
     """Raise InputError if the records are of another input: by their prompts, or by their ids.
 
     A chat is compared by its messages, since a template may write today's date into its text.
-    More prompts extend a run, and fewer of the same may be run again, also if some of them failed
-    or were not reached: with the records' they are at most the `num_prompts` of earlier calls.
+    More prompts extend a run. Fewer of the same may be run again, also if some failed: with the
+    records' they are at most the `num_prompts` of earlier calls, and at least one has a record.
     """
     for row_id, prompt in prompts.items():
         record = file.records.get(row_id)

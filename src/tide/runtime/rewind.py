@@ -286,7 +286,8 @@ def _ask(
     texts = [text for _, windows in positions for text in windows]
     answer.effort.scorer_calls += len(set(texts))
     exchanges = [Exchange(answer.task.context, text) for text in texts]
-    return _Pending(positions, answer.scoring.send(exchanges, is_blank, screened=screened))
+    scores = answer.scoring.send(exchanges, is_blank, screened=screened, growing=True)
+    return _Pending(positions, scores)
 
 
 async def _judge(answer: Answer, pending: _Pending) -> Failure | None:

@@ -188,7 +188,7 @@ def _holds_term_between_spaces(text: str) -> bool:
     While the text grows by words, only the new words are read, and the words after the beginning of
     a term.
     """
-    begins = parts_of(text).where(_begins_term)
+    begins = frozenset(parts_of(text).where(_begins_term))
     if not begins:
         return False
     parts = text.split(" ")

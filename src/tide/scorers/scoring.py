@@ -38,10 +38,10 @@ class _Request:
     future: asyncio.Future[Scores]
 
 
-# A quick scorer scores a request in the event loop if each of its texts has at most this many
-# characters, and all texts together: windows of a few words that arrived at once. A thread costs
-# more than those.
-_SHORT, _SHORT_TOGETHER = 2_000, 8_000
+# A quick scorer scores a request in the event loop if its texts have at most this many characters;
+# if they are windows of one growing text, whose new words alone are read, each text may have so
+# many. A thread costs more than a few words.
+_SHORT, _SHORT_WINDOWS = 2_000, 8_000
 _MOST_CALLS = 8  # at once, of a concurrent scorer
 
 _Results = list[tuple[_Request, Scores | TideError]]
@@ -73,15 +73,18 @@ class Scoring:
         skip: Skip | None = None,
         *,
         screened: bool = False,
+        growing: bool = False,
     ) -> asyncio.Future[Scores]:
         """Return a future for the scores of `exchanges`; it fails with a TideError.
 
-        skip: see `score_texts`. screened: use only the scorer's screen.
+        skip: see `score_texts`. screened: use only the scorer's screen. growing: whether the texts
+        are windows of one text that grows.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         scorer, quick = self._used[screened]
         sizes = [len(exchange.text) for exchange in exchanges]
-        is_short = max(sizes, default=0) <= _SHORT and sum(sizes) <= _SHORT_TOGETHER
+        most = _SHORT_WINDOWS if growing else _SHORT
+        is_short = max(sizes, default=0) <= _SHORT and sum(sizes) <= most
         in_loop = quick and is_short
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
         waiting.append(_Request(exchanges, skip, scorer, future))

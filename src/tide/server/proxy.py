@@ -81,7 +81,8 @@ class Proxy:
 
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
-        if ".." in unquote(request.url.path):  # httpx would send it to a path above /v1/models
+        # httpx would send `..` to a path above /v1/models.
+        if ".." in unquote(request.url.path).split("/"):
             raise Refused(404, "Not Found")
         return PassedOn(self, request, self._for_server(await request.body()))
 

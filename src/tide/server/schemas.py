@@ -32,6 +32,8 @@ from tide.server.answers import Refused
 
 # Parameters that are refused, because they would expose or accept unscored text.
 _REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
+# In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
+_REFUSED_IN_TEMPLATE = (*_REFUSED, "messages")
 _MOST_NESTED = 64
 
 
@@ -113,7 +115,7 @@ class Generation(Body):
     repetition_penalty: float | None = None
     stop: Text | Rows[Text] | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    logit_bias: dict[str, Any] = {}
+    logit_bias: dict[str, Any] | list[Any] = {}  # llama.cpp also takes a list of pairs
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -141,9 +143,11 @@ class Generation(Body):
     def _are_scored(cls, values: Any) -> Any:
         fields = values if isinstance(values, dict) else {}
         for_template = fields.get("chat_template_kwargs")
-        for part in (fields, for_template if isinstance(for_template, dict) else {}):
+        if not isinstance(for_template, dict):
+            for_template = {}
+        for part, refused in ((fields, _REFUSED), (for_template, _REFUSED_IN_TEMPLATE)):
             for name, value in part.items():
-                if name.casefold() in _REFUSED and value is not None and value is not False:
+                if name.casefold() in refused and value is not None and value is not False:
                     reason = "would expose or accept unscored text"
                     raise PydanticCustomError("unscored", reason, {"param": name})
         return values
@@ -206,6 +210,7 @@ class Part(Wire):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
+    thinking: Text | None = None
 
     @property
     def said(self) -> str | None:
@@ -216,6 +221,9 @@ class Part(Wire):
     def _has_text(self) -> Self:
         if self.type in ("text", "refusal") and self.said is None:
             raise PydanticCustomError("missing", "Field required", {"param": "text"})
+        if self.type == "prompt_embeds":
+            reason = "would accept unscored text"
+            raise PydanticCustomError("unscored", reason, {"param": "type"})
         return self
 
     def unread(self) -> str:
@@ -279,8 +287,9 @@ class ChatMessage(Wire):
         if isinstance(parts, str):
             text = parts
         else:
-            # A server may read a part of another type as text, as vLLM does with `input_text`.
-            texts = [shown for part in parts if (shown := part.said or part.text) is not None]
+            # Servers read parts of other types as text, too: vLLM `input_text` and `thinking`.
+            shown = [part.said or part.text or part.thinking for part in parts]
+            texts = [text for text in shown if text is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
         role = "system" if self.role == "developer" else self.role
         calls = [

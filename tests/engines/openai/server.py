@@ -125,6 +125,8 @@ class TextServer:
 
     def written(self, text: str, body: dict[str, Any]) -> tuple[list[str], str]:
         bias = body.get("logit_bias") or {} if self.biased else {}
+        if isinstance(bias, list):  # llama.cpp takes pairs, too
+            bias = {str(token): value for token, value in bias}
         words: list[str] = []
         for number in range(body["max_tokens"]):
             ranks = [i for i in self.ranked(text) if str(i) not in bias]

@@ -226,7 +226,10 @@ class OpenAIEngine(Engine):
         if source is not None:
             ids = await source.ids(words)
             bias = body.get("logit_bias") or {}
-            body["logit_bias"] = bias | {str(token): NEVER for token in ids}
+            if isinstance(bias, list):  # llama.cpp also takes pairs
+                body["logit_bias"] = bias + [[token, NEVER] for token in ids]
+            else:
+                body["logit_bias"] = bias | {str(token): NEVER for token in ids}
 
     # The server.
 
@@ -420,7 +423,9 @@ class StreamedAnswer:
             self._finish(reason)
             return
         self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
-        if self._redraws > _REDRAWS or self._requests >= _REQUESTS:
+        if self._requests >= _REQUESTS:
+            self._finish("content_filter")  # not "stop", or the answer would look whole
+        elif self._redraws > _REDRAWS:
             self._finish(reason)  # the answer ends here
 
     def _finish(self, reason: FinishReason) -> None:
