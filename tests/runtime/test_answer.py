@@ -280,12 +280,13 @@ def test_the_model_does_not_wait_for_a_sentence_that_the_screen_accepts() -> Non
             if written_words == 2 * WORDS - 1:
                 written.set()
 
-    scorer = FakeScorer(
-        lambda text: 0.1 if written.wait(20) else 0.9, pace="word", screen=Reader(quick=True)
-    )
+    def score(text: str) -> float:
+        assert written.wait(20), "the model waits for the score"
+        return 0.1
+
+    scorer = FakeScorer(score, pace="word", screen=Reader(quick=True))
     detox = Detoxifier(Writing(never), scorer=scorer, **{**SETTINGS, "strategy": "backtrack"})
     assert detox(PROMPT).accepted
-    assert written.is_set()
 
 
 def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:

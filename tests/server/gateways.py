@@ -63,5 +63,8 @@ def losing_its_scorer(upstream: TextServer) -> Iterator[Running]:
 
     says(upstream, Said(TEXT))
     upstream.pause = 0.02  # each event arrives alone
-    with gateway(upstream, scorer, strategy="backtrack:pace=word,lag=0") as server:
-        yield server
+    try:
+        with gateway(upstream, scorer, strategy="backtrack:pace=word,lag=0") as server:
+            yield server
+    finally:
+        upstream.pause = 0.0

@@ -75,9 +75,11 @@ def test_message_and_its_stream_hold_reasoning_text_and_calls(
     assert kinds == [f"content_block_{kind}" for kind in ("start", "delta", "stop")] * 4
 
 
-def test_text_of_a_message_is_streamed_in_pieces(text_server: TextServer) -> None:
+def test_text_of_a_message_is_streamed_in_pieces(
+    text_server: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     says(text_server, Said(TEXT))
-    text_server.pause = 0.02  # each event arrives alone
+    monkeypatch.setattr(text_server, "pause", 0.02)  # each event arrives alone
     with (
         gateway(text_server, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any") as client,

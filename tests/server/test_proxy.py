@@ -50,13 +50,15 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def chunks(url: str, path: str, content: bytes) -> tuple[int, str | None, list[bytes]]:
-    """An answer as it arrives: its status, its content type, and its chunks."""
+def received(url: str, path: str, content: bytes) -> tuple[int, str | None, bytes, bool]:
+    """An answer: its status, content type and bytes, and whether they came in several chunks."""
     headers = {"content-type": "application/json"}
     with httpx.stream(
         "POST", url + path, content=content, headers=headers, timeout=PATIENCE
     ) as answer:
-        return answer.status_code, answer.headers.get("content-type"), list(answer.iter_raw())
+        chunks = list(answer.iter_raw())
+    kind = answer.headers.get("content-type")
+    return answer.status_code, kind, b"".join(chunks), len(chunks) > 1
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -69,7 +71,7 @@ def test_monitored_answer_is_the_servers_byte_for_byte(
     upstream.pause = 0.005  # each event arrives alone
     for stream in (False, True):
         content = json.dumps({"model": "tiny", **body, "stream": stream}, indent=1).encode()
-        direct, passed = (chunks(url, path, content) for url in (upstream.url, server.url))
+        direct, passed = (received(url, path, content) for url in (upstream.url, server.url))
         assert passed == direct
         sent_directly, sent_on = upstream.requests[-2:]
         assert sent_on == sent_directly
@@ -189,13 +191,13 @@ def test_monitored_answers_of_other_apis_pass_and_are_forecast(
     content = json.dumps({**OTHER_BODIES[path], "stream": stream}, indent=1).encode()
     for text, town in (("It is fine.", "kind"), ("It is dull.", "kind"), ("It is fine.", BAD)):
         said.append(answer_of(path, text, town, stream))
-        direct, passed = (chunks(url, path, content) for url in (upstream.url, server.url))
+        direct, passed = (received(url, path, content) for url in (upstream.url, server.url))
         assert passed == direct
     assert all(body == json.loads(content) for body in asked)
     wait_for_forecasts(server, 3)
     assert counted(server, "changed") == 2
     said.append(said[0][:-200])  # the server broke off, or wrote no JSON
-    chunks(server.url, path, content)
+    received(server.url, path, content)
     wait_until(lambda: counted(server, "failed") == 1)
 
 

@@ -77,9 +77,11 @@ def test_response_and_its_stream_hold_reasoning_text_and_calls(
         assert stream.get_final_response().output_text == FINE.text
 
 
-def test_text_of_a_response_is_streamed_in_pieces(text_server: TextServer) -> None:
+def test_text_of_a_response_is_streamed_in_pieces(
+    text_server: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     says(text_server, Said(TEXT))
-    text_server.pause = 0.02  # each event arrives alone
+    monkeypatch.setattr(text_server, "pause", 0.02)  # each event arrives alone
     with (
         gateway(text_server, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client,

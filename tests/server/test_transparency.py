@@ -394,14 +394,16 @@ def test_a_gateway_may_start_before_its_server() -> None:
     upstream.start()
     upstream.stop()  # it keeps its port
     with (
-        OpenAIEngine(base_url=upstream.url, deadline=0.3, required=False) as engine,
+        OpenAIEngine(base_url=upstream.url, deadline=5, required=False) as engine,
         running(engine, RudeScorer(BAD), preset="backtrack") as server,
     ):
         assert server.http.get("/ready").status_code == 503
         down = chat(server)
         assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
+        assert server.metric("tide_engine_up") == 0
         with upstream:
             wait_until(lambda: server.http.get("/ready").status_code == 200)
+            assert server.metric("tide_engine_up") == 1
             assert chat(server, max_tokens=4).status_code == 200
             assert upstream.requests[-1]["model"] == "tiny"
 

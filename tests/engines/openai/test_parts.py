@@ -154,6 +154,7 @@ def test_calls_are_put_together_by_index_and_id(
         pytest.param([calling(call(0, name="f", arguments="\ud800"))], id="half a character"),
         pytest.param([delta(reasoning_content="\udc00")], id="half a character, thought"),
         pytest.param([END, calling(F)], id="a call after the end"),
+        pytest.param([END, delta(reasoning="so")], id="reasoning after the end"),
     ],
 )
 def test_what_is_no_answer(
