@@ -48,7 +48,7 @@ def write_with(world: World, kind: str, artefacts: Path) -> list[Generated]:
 # A word filter has no tensors that must fit the model's.
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "word-filter"])
 def test_artefact_with_wrong_tensors_is_refused(gpt2: World, kind: str, tmp_path: Path) -> None:
-    """Of shapes that broadcast to any other, such as that of one number, too."""
+    """Also tensors of one number, which would broadcast to any shape."""
     shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
     file = tmp_path / kind / "weights.safetensors"
     whole = load_file(file)

@@ -172,7 +172,13 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
 def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
     """An unknown reference is reported before the work, with what to pass instead."""
     bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Mock(Progress())
-    picky = FakeScorer(lambda text: 1 / (text != bad), name="kind")
+
+    def score(text: str) -> float:
+        if text == bad:
+            raise ValueError("no score")
+        return 1.0
+
+    picky = FakeScorer(score, name="kind")
     rows = [*ROWS, Row("none", " ")]
     made = run(tmp_path, "base", rows, picky, reference="auto", progress=progress)
     told = [(name, *arguments[:2]) for name, arguments, _ in progress.mock_calls if arguments]

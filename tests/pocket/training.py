@@ -1,4 +1,4 @@
-"""What the scripts need that train `sentence` and `exchange`: mild texts, and a tiny foundation."""
+"""Mild texts and a tiny foundation, with which tests train `sentence` and `exchange`."""
 
 from __future__ import annotations
 

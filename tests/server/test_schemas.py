@@ -64,26 +64,29 @@ BASE: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"messages": [USER], "max_tokens": 5},
 }
+# Values that are refused, by field.
+VALUES: dict[str, list[Any]] = {
+    "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
+    "prompt_embeds": ["AAAA"], "temperature": [-1, "1", True],
+    "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6], "n": [0], "seed": [1 << 63],
+    "stop": [3, "a\ud800", ["a", "b\ud800"]], "stream": ["yes"],
+    "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
+}  # fmt: skip
+# Options under `tide` can only be stricter than the server's.
+OPTIONS: dict[str, Any] = {
+    "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best",
+    "max_iterations": 101, "accept_empty": True, "num_samples": 65, "deadline": "x",
+    "trace": 1, "toxicity_threshold": 0.9,
+}  # fmt: skip
 # For each API, fields that are refused, and the name of the field in the error.
 REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     "/v1/completions": [
-        *(({name: value}, name) for name, values in {
-            "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
-            "prompt_embeds": ["AAAA"], "temperature": [-1, "1", True],
-            "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6], "n": [0], "seed": [1 << 63],
-            "stop": [3, "a\ud800", ["a", "b\ud800"]], "stream": ["yes"],
-            "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
-        }.items() for value in values),
+        *[({name: value}, name) for name, values in VALUES.items() for value in values],
         ({"stop": [""]}, "stop.0"),
         ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
         ({"prompt": ""}, None),  # it may be one of several prompts
         ({"prompt": " \n"}, None),
-        # Options under `tide` can only be stricter than the server's.
-        *(({"tide": {name: value}}, f"tide.{name}") for name, value in {
-            "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best",
-            "max_iterations": 101, "accept_empty": True, "num_samples": 65, "deadline": "x",
-            "trace": 1, "toxicity_threshold": 0.9,
-        }.items()),
+        *[({"tide": {name: value}}, f"tide.{name}") for name, value in OPTIONS.items()],
         ({"tide": {"toxicity_threshold": 0}}, "toxicity_threshold"),
         ({"tide": {"deadline": -1}}, "deadline"),
         ({"tide": []}, "tide"),

@@ -147,12 +147,11 @@ def serve(
 ) -> None:
     """Serve text that a scorer has accepted, over an OpenAI-compatible API.
 
-    http://HOST:PORT/v1 has completions and chat completions, streamed or not, and moderations;
-    /v1alpha1/comments:analyze emulates Perspective; / is the playground.
+    http://HOST:PORT/v1 has completions, chat completions, responses and messages, streamed or not,
+    and moderations; /v1alpha1/comments:analyze emulates Perspective; / is the playground.
 
-    Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Clients need
-    one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
-    only local clients are served.
+    Each option is also an environment variable: TIDE_SERVE_MAX_BATCH for --max-batch. Without keys
+    (TIDE_SERVE_KEYS, comma-separated, or the file of --policies), only local clients are served.
     """
     # 1. Check the options, before anything is loaded.
     _limit_threads()

@@ -282,7 +282,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A service with Perspective's protocol, of which the environment says address and key."""
+    """A service with Perspective's protocol; the environment has its address and its key."""
     with running(Perspective) as service:
         monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
         monkeypatch.setenv("PERSPECTIVE_URL", service.url)
