@@ -18,7 +18,7 @@ def detoxifier() -> Detoxifier:
 
 
 def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
-    results = detoxifier.map(PROMPTS)
+    results = list(detoxifier.map(PROMPTS))  # a map that is left goes on with other prompts
     prompt = next(result.prompt for result in results if result.best.iterations > 2)
     world = explore(detoxifier, prompt, grid=5)
     (trial,) = detoxifier(prompt).trials
