@@ -276,12 +276,12 @@ def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], num_pr
                 f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
                 "write elsewhere, or start again with --overwrite"
             )
-    known = file.records.keys()
-    others = [row_id for row_id in known if row_id not in prompts]
-    is_disjoint = len(others) == len(known)
-    if others and (is_disjoint or len(known | prompts.keys()) > num_prompts):
+    recorded = file.records.keys()
+    absent = [row_id for row_id in recorded if row_id not in prompts]
+    is_disjoint = len(absent) == len(recorded)
+    if absent and (is_disjoint or len(recorded | prompts.keys()) > num_prompts):
         raise InputError(
-            f"{file.path}: has record {others[0]!r}, an id that the input does not have; write "
+            f"{file.path}: has record {absent[0]!r}, an id that the input does not have; write "
             "elsewhere, or start again with --overwrite"
         )
 
