@@ -90,17 +90,29 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="module")
-def text_server() -> Iterator[TextServer]:
-    """A server that knows only OpenAI's own fields."""
+def model_server() -> Iterator[TextServer]:
+    """A server with a made-up model. Tests that change its behaviour use `upstream`."""
     from tests.engines.openai.server import TextServer
 
-    with TextServer(strict=True) as server:
+    with TextServer() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def text_engine(text_server: TextServer) -> Iterator[OpenAIEngine]:
+def text_engine(model_server: TextServer) -> Iterator[OpenAIEngine]:
     from tide.engines.openai.engine import OpenAIEngine
 
-    with OpenAIEngine("tiny", base_url=text_server.url, deadline=10.0) as engine:
+    with OpenAIEngine("tiny", base_url=model_server.url) as engine:
         yield engine
+
+
+@pytest.fixture
+def upstream(model_server: TextServer) -> Iterator[TextServer]:
+    """The server of `text_engine`; a test may change its behaviour."""
+    before = dict(vars(model_server))
+    model_server.requests.clear()
+    yield model_server
+    # A late request of the test may still read the server's members, so they are never all gone.
+    for name in vars(model_server).keys() - before.keys():
+        delattr(model_server, name)
+    vars(model_server).update(before)

@@ -54,10 +54,10 @@ def stopped(
     return stdout, stderr.splitlines()[-1]
 
 
-def test_stop_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
+def test_stop_says_what_is_kept(tmp_path: Path, upstream: TextServer) -> None:
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
     command = ["-i", "prompts.txt", "-o", "out.jsonl", "--max-batch", "4"]
-    command += served(tmp_path, text_server, "time.sleep(0.05)")
+    command += served(tmp_path, upstream, "time.sleep(0.05)")
     output = tmp_path / "out.jsonl"
 
     def three_records() -> bool:
@@ -85,10 +85,10 @@ IN_TORCH = """import torch
     ],
 )
 def test_stop_at_once_prints_nothing(
-    tmp_path: Path, text_server: TextServer, number: signal.Signals, then: str, more: list[str]
+    tmp_path: Path, upstream: TextServer, number: signal.Signals, then: str, more: list[str]
 ) -> None:
     """A run that would take minutes ends within seconds, and does not abort."""
-    command = ["A prompt", *served(tmp_path, text_server, then, 0.9), *more]
+    command = ["A prompt", *served(tmp_path, upstream, then, 0.9), *more]
 
     def begun() -> bool:
         called = (tmp_path / "called").exists()
@@ -149,8 +149,8 @@ class HalfBuilt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_stop_at_a_bad_moment(tmp_path: Path, text_server: TextServer, moment: str) -> None:
-    command = [*TIDE, "run", "A prompt", *served(tmp_path, text_server, "")]
+def test_stop_at_a_bad_moment(tmp_path: Path, upstream: TextServer, moment: str) -> None:
+    command = [*TIDE, "run", "A prompt", *served(tmp_path, upstream, "")]
     (tmp_path / "slow.py").write_text(MOMENTS[moment])
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()

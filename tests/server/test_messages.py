@@ -24,14 +24,13 @@ ASKED: dict[str, Any] = {"model": "scripted", "messages": [USER], "max_tokens": 
 
 
 @pytest.fixture(scope="module")
-def server(text_server: TextServer) -> Iterator[Running]:
-    with gateway(text_server, reasoning="scored") as server:
+def server(model_server: TextServer) -> Iterator[Running]:
+    with gateway(model_server, reasoning="scored") as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Running, text_server: TextServer) -> Iterator[anthropic.Anthropic]:
-    text_server.requests.clear()
+def client(server: Running) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
         yield client
 
@@ -54,9 +53,9 @@ def shown(message: Any) -> list[Any]:
 
 
 def test_message_and_its_stream_hold_reasoning_text_and_calls(
-    client: anthropic.Anthropic, server: Running, text_server: TextServer
+    client: anthropic.Anthropic, server: Running, upstream: TextServer
 ) -> None:
-    says(text_server, FINE)
+    says(upstream, FINE)
     whole = client.messages.create(**ASKED, tools=[TOOL])
     Message.model_validate(whole.to_dict())
     assert (whole.stop_reason, whole.model) == ("tool_use", "scripted")
@@ -76,28 +75,28 @@ def test_message_and_its_stream_hold_reasoning_text_and_calls(
 
 
 def test_text_of_a_message_is_streamed_in_pieces(
-    text_server: TextServer, monkeypatch: pytest.MonkeyPatch
+    upstream: TextServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(text_server, Said(TEXT))
-    monkeypatch.setattr(text_server, "pause", 0.02)  # each event arrives alone
+    says(upstream, Said(TEXT))
+    monkeypatch.setattr(upstream, "pause", 0.02)  # each event arrives alone
     with (
-        gateway(text_server, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
+        gateway(upstream, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any") as client,
     ):
         kinds, message = streamed(client)
         assert (message.content[0].text, message.stop_reason) == (TEXT, "end_turn")
         assert kinds.count("content_block_delta") > 2
-        says(text_server, Said(TEXT, reason="length"))
+        says(upstream, Said(TEXT, reason="length"))
         assert streamed(client)[1].stop_reason == "max_tokens"
-        says(text_server, Said(f"{TEXT} They are dull."))
+        says(upstream, Said(f"{TEXT} They are dull."))
         message = streamed(client)[1]
         assert message.stop_reason == "refusal"
         assert message.content[0].text == f"{TEXT} They are"
 
 
-def test_message_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
+def test_message_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
     with (
-        losing_its_scorer(text_server) as server,
+        losing_its_scorer(upstream) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
     ):
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
@@ -109,12 +108,12 @@ def test_message_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer)
 
 
 def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
-    client: anthropic.Anthropic, text_server: TextServer
+    client: anthropic.Anthropic, upstream: TextServer
 ) -> None:
-    says(text_server, FINE, Said('{"place": "there"}'))
+    says(upstream, FINE, Said('{"place": "there"}'))
     first = client.messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "any"})
-    assert text_server.requests[0]["tool_choice"] == "required"
-    text_server.requests.clear()
+    assert upstream.requests[0]["tool_choice"] == "required"
+    upstream.requests.clear()
     calls = [block.id for block in first.content if block.type == "tool_use"]
     results: list[Any] = [
         {"type": "tool_result", "tool_use_id": calls[0], "content": "east"},
@@ -132,7 +131,7 @@ def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
         thinking={"type": "disabled"},
         output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
     )
-    (sent,) = text_server.requests
+    (sent,) = upstream.requests
     system, user, assistant, *results = sent["messages"]
     assert (system, user) == ({"role": "system", "content": "Be kind."}, USER)
     assert assistant["content"] == FINE.text

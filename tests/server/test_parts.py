@@ -40,14 +40,14 @@ def started(text_engine: OpenAIEngine) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def serve(text_server: TextServer, started: Callable[..., Running]) -> Serve:
+def serve(upstream: TextServer, started: Callable[..., Running]) -> Serve:
     """Return a server whose model gives these answers in turn, and then repeats the last one."""
 
     def serve(*said: Said, wire: str = "vLLM", **options: Any) -> Running:
-        says(text_server, *said, wire=wire)
+        says(upstream, *said, wire=wire)
         server = started(**options)
         server.scorer.calls.clear()
-        text_server.requests.clear()
+        upstream.requests.clear()
         return server
 
     return serve
@@ -104,12 +104,12 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
 
 
-def test_a_conversation_with_tools_is_passed_on(serve: Serve, text_server: TextServer) -> None:
+def test_a_conversation_with_tools_is_passed_on(serve: Serve, upstream: TextServer) -> None:
     turns = [USER, CALLED, {**RESULT, "content": [{"type": "text", "text": "sunny"}]}]
     asks = {"tool_choice": "required", "parallel_tool_calls": False, **JSON}
     server = serve(Said('"Sunny."'))
     assert ask(server, messages=turns, **asks)["message"]["content"] == '"Sunny."'
-    sent = text_server.requests[-1]
+    sent = upstream.requests[-1]
     assert sent.items() >= {**asks, "tools": TOOLS, "messages": turns}.items()
 
 
@@ -147,13 +147,13 @@ TOXIC, UNREADABLE = ["toxicity"], ["json"]
     ],
 )
 def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
-    serve: Serve, text_server: TextServer, bad: Said, failed: list[str], more: dict[str, Any]
+    serve: Serve, upstream: TextServer, bad: Said, failed: list[str], more: dict[str, Any]
 ) -> None:
     server = serve(bad, reasoning="scored", max_new_tokens=100)
     refused = ask(server, seed=7, **more)
     assert_refused(refused)
     assert refused["tide"]["failed"] == failed
-    requests = [*text_server.requests]
+    requests = [*upstream.requests]
     assert len({body["seed"] for body in requests}) == len(requests) == 4
     assert len({body["temperature"] for body in requests[1:]}) == 1
     for body in requests:
@@ -168,7 +168,7 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     again = ask(server, **more)
     assert again["message"]["content"] == good.text
     assert called(again["message"]) == [*good.calls]
-    assert again["tide"]["rounds"] == len(text_server.requests) == 3
+    assert again["tide"]["rounds"] == len(upstream.requests) == 3
     assert server.metric(changed) == before + 1
 
 

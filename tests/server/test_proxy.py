@@ -27,8 +27,8 @@ from tide.server.responses import ResponseShape, ResponsesRequest
 
 
 @pytest.fixture
-def server(upstream: TextServer, engine: OpenAIEngine) -> Iterator[Running]:
-    with running(engine, RudeScorer(BAD), mode="monitor", strategy="backtrack") as server:
+def server(upstream: TextServer, text_engine: OpenAIEngine) -> Iterator[Running]:
+    with running(text_engine, RudeScorer(BAD), mode="monitor", strategy="backtrack") as server:
         yield server
 
 

@@ -22,14 +22,13 @@ CALL_EVENTS = ["output_item.added", *(f"function_call_arguments.{x}" for x in ("
 
 
 @pytest.fixture(scope="module")
-def server(text_server: TextServer) -> Iterator[Running]:
-    with gateway(text_server, reasoning="scored") as server:
+def server(model_server: TextServer) -> Iterator[Running]:
+    with gateway(model_server, reasoning="scored") as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Running, text_server: TextServer) -> Iterator[openai.OpenAI]:
-    text_server.requests.clear()
+def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         yield client
 
@@ -52,9 +51,9 @@ def shown(response: Any) -> list[Any]:
 
 
 def test_response_and_its_stream_hold_reasoning_text_and_calls(
-    client: openai.OpenAI, server: Running, text_server: TextServer
+    client: openai.OpenAI, server: Running, upstream: TextServer
 ) -> None:
-    says(text_server, FINE)
+    says(upstream, FINE)
     whole = client.responses.create(**ASKED, tools=[TOOL])
     Response.model_validate(whole.to_dict())
     assert (whole.status, whole.output_text, whole.model) == ("completed", FINE.text, "scripted")
@@ -78,30 +77,30 @@ def test_response_and_its_stream_hold_reasoning_text_and_calls(
 
 
 def test_text_of_a_response_is_streamed_in_pieces(
-    text_server: TextServer, monkeypatch: pytest.MonkeyPatch
+    upstream: TextServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(text_server, Said(TEXT))
-    monkeypatch.setattr(text_server, "pause", 0.02)  # each event arrives alone
+    says(upstream, Said(TEXT))
+    monkeypatch.setattr(upstream, "pause", 0.02)  # each event arrives alone
     with (
-        gateway(text_server, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
+        gateway(upstream, strategy="backtrack:lag=0", on_fail={"default": "block"}) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client,
     ):
         kinds, last = streamed(client)
         assert last.output_text == TEXT
         assert kinds.count("output_text.delta") > 2
-        says(text_server, Said(TEXT, reason="length"))
+        says(upstream, Said(TEXT, reason="length"))
         kinds, last = streamed(client)
         assert (kinds[-1], last.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        says(text_server, Said(f"{TEXT} They are dull."))
+        says(upstream, Said(f"{TEXT} They are dull."))
         kinds, last = streamed(client)
         assert (kinds[-1], last.incomplete_details.reason) == ("incomplete", "content_filter")
         assert last.output[0].status == "incomplete"
         assert last.output_text == f"{TEXT} They are"
 
 
-def test_response_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
+def test_response_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
     with (
-        losing_its_scorer(text_server) as server,
+        losing_its_scorer(upstream) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
     ):
         kinds, last = streamed(client)
@@ -112,9 +111,9 @@ def test_response_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer
 
 
 def test_items_of_a_conversation_become_the_messages_of_a_chat(
-    client: openai.OpenAI, text_server: TextServer
+    client: openai.OpenAI, upstream: TextServer
 ) -> None:
-    says(text_server, FINE, Said('{"place": "there"}'))
+    says(upstream, FINE, Said('{"place": "there"}'))
     turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}]
     first = client.responses.create(
         **ASKED | {"input": turns}, instructions="Be kind.", tools=[TOOL], tool_choice="required"
@@ -123,7 +122,7 @@ def test_items_of_a_conversation_become_the_messages_of_a_chat(
     calls = [item.call_id for item in first.output if item.type == "function_call"]
     turns += [{"type": "function_call_output", "call_id": x, "output": "east"} for x in calls]
     schema = {"type": "json_schema", "name": "place", "schema": {"type": "object"}}
-    text_server.requests.clear()
+    upstream.requests.clear()
     client.responses.create(
         **ASKED | {"input": turns},
         tools=[TOOL],
@@ -136,7 +135,7 @@ def test_items_of_a_conversation_become_the_messages_of_a_chat(
         include=["reasoning.encrypted_content"],
         extra_body={"seed": 3},
     )
-    (sent,) = text_server.requests
+    (sent,) = upstream.requests
     user, assistant, *results = sent["messages"]
     assert user == {"role": "user", "content": "Find it."}
     assert assistant["content"] == FINE.text

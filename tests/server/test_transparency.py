@@ -26,8 +26,10 @@ KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."
 
 
 @pytest.fixture
-def server(upstream: TextServer, engine: OpenAIEngine) -> Iterator[Running]:
-    with running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server:
+def server(upstream: TextServer, text_engine: OpenAIEngine) -> Iterator[Running]:
+    with running(
+        text_engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5
+    ) as server:
         yield server
 
 
@@ -163,9 +165,11 @@ def test_a_repair_sends_its_bans_and_another_seed(
         assert body.get("seed") != 7
 
 
-def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, engine: OpenAIEngine) -> None:
+def test_a_policy_sets_what_a_client_leaves_out(
+    upstream: TextServer, text_engine: OpenAIEngine
+) -> None:
     options: dict[str, Any] = {"preset": "backtrack", "temperature": 0.2, "top_p": 0.8}
-    with running(engine, RudeScorer(BAD), limits=Limits(max_tokens=40), **options) as server:
+    with running(text_engine, RudeScorer(BAD), limits=Limits(max_tokens=40), **options) as server:
         server.ask("The weather")
         server.ask("The weather", temperature=0.4, top_p=0.7, max_tokens=3)
     usual, chosen = upstream.requests[0], upstream.requests[-1]
@@ -174,7 +178,7 @@ def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, engine: Op
 
 
 def test_images_pass_and_texts_beside_them_are_scored(
-    upstream: TextServer, engine: OpenAIEngine
+    upstream: TextServer, text_engine: OpenAIEngine
 ) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     says(upstream, Said("A river."))
@@ -182,7 +186,9 @@ def test_images_pass_and_texts_beside_them_are_scored(
     def status(*parts: Any) -> int:
         return int(chat(server, messages=said(*parts, image)).status_code)
 
-    with running(engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5) as server:
+    with running(
+        text_engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5
+    ) as server:
         assert status() == status({"type": "text", "text": "What is it?"}) == 200
         for kind in ("text", "input_text", "unknown"):  # vLLM reads the second as text, too
             assert status({"type": kind, "text": "How dull is it?"}) == 400
@@ -198,14 +204,16 @@ def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: R
 
 
 @pytest.mark.usefixtures("upstream")
-def test_models_of_the_server_have_their_own_policies(engine: OpenAIEngine, tmp_path: Path) -> None:
+def test_models_of_the_server_have_their_own_policies(
+    text_engine: OpenAIEngine, tmp_path: Path
+) -> None:
     path = written(
         tmp_path / "tide.yaml",
         policies={"strict": {}, "trial": {"mode": "monitor"}, "other": {}},
         models={"small": "trial", "tiny": "other"},
         default=["strict", "trial"],
     )
-    with running(engine, RudeScorer(BAD), preset="backtrack", policies=path) as server:
+    with running(text_engine, RudeScorer(BAD), preset="backtrack", policies=path) as server:
         for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
             answer = server.ask("The weather", model=model, max_tokens=4)
             assert answer.headers["x-tide-policy"] == policy  # a local client may not use "other"

@@ -59,30 +59,28 @@ SAID = Said(
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_calls_and_reasoning_of_every_server(
-    text_engine: OpenAIEngine, text_server: TextServer, wire: str
+    text_engine: OpenAIEngine, upstream: TextServer, wire: str
 ) -> None:
-    text_server.message = lambda body: WIRES[wire](SAID)
+    upstream.message = lambda body: WIRES[wire](SAID)
     text, parts, reason = answered(text_engine, Chat.of([USER], ASKS))
     assert (text, parts.reasoning, reason) == (SAID.text, SAID.reasoning, "stop")
     assert calls_of(parts) == list(SAID.calls)
     assert [call.id for call in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
 
 
-def test_a_request_is_passed_on_as_it_is(
-    text_engine: OpenAIEngine, text_server: TextServer
-) -> None:
-    text_server.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
+def test_a_request_is_passed_on_as_it_is(text_engine: OpenAIEngine, upstream: TextServer) -> None:
+    upstream.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
     asks = ASKS | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}
     for turns in ([USER], TURNS):
         for asked in ({}, ASKS, asks):
             chat = Chat.of(turns, asked)
             assert answered(text_engine, chat)[::2] == ("Fine.", "length")
-            body = text_server.requests[-1]
+            body = upstream.requests[-1]
             assert body["messages"] == turns
             assert {name: body[name] for name in asks if name in body} == asked
     # A chat's own fields cannot replace those that the engine sets.
     assert answered(text_engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
-    assert text_server.requests[-1]["model"] == "tiny"
+    assert upstream.requests[-1]["model"] == "tiny"
 
 
 def delta(**parts: Any) -> dict[str, Any]:
@@ -136,9 +134,9 @@ F = call(0, name="f")
     ],
 )
 def test_calls_are_put_together_by_index_and_id(
-    text_engine: OpenAIEngine, text_server: TextServer, events: Events, calls: list[tuple[str, str]]
+    text_engine: OpenAIEngine, upstream: TextServer, events: Events, calls: list[tuple[str, str]]
 ) -> None:
-    text_server.message = lambda body: [*events, END]
+    upstream.message = lambda body: [*events, END]
     assert calls_of(answered(text_engine, Chat.of([USER], ASKS))[1]) == calls
 
 
@@ -157,20 +155,18 @@ def test_calls_are_put_together_by_index_and_id(
         pytest.param([END, delta(reasoning="so")], id="reasoning after the end"),
     ],
 )
-def test_what_is_no_answer(
-    text_engine: OpenAIEngine, text_server: TextServer, events: Events
-) -> None:
-    text_server.message = lambda body: [*events, END]
+def test_what_is_no_answer(text_engine: OpenAIEngine, upstream: TextServer, events: Events) -> None:
+    upstream.message = lambda body: [*events, END]
     with pytest.raises(CompletionError):
         answered(text_engine, Chat.of([USER], ASKS))
 
 
 @pytest.mark.parametrize("asks", [{}, {**ASKS, "tool_choice": "none"}])
 def test_calls_that_nobody_asked_for_are_refused(
-    text_engine: OpenAIEngine, text_server: TextServer, asks: dict[str, Any]
+    text_engine: OpenAIEngine, upstream: TextServer, asks: dict[str, Any]
 ) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    text_server.message = lambda body: [calling(F), end]
+    upstream.message = lambda body: [calling(F), end]
     with pytest.raises(CompletionError, match="called a tool although the request had no tools"):
         answered(text_engine, Chat.of([USER], asks))
 
@@ -193,31 +189,31 @@ def test_calls_that_nobody_asked_for_are_refused(
     ],
 )
 def test_reasoning_that_the_text_begins_with(
-    text_engine: OpenAIEngine, text_server: TextServer, text: str, reasoning: str, rest: str
+    text_engine: OpenAIEngine, upstream: TextServer, text: str, reasoning: str, rest: str
 ) -> None:
     for size in (1, 2, 5, 100):
         thoughts = Thoughts()
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         assert "".join([*map(thoughts.add, parts), thoughts.end()]) == rest
         assert thoughts.reasoning == reasoning
-    text_server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
+    upstream.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
     for asks in ({}, ASKS):
         answer, said, _ = answered(text_engine, Chat.of([USER], asks))
         assert (answer, said.reasoning) == (rest, "Before. " + reasoning)
 
 
 def test_reasoning_in_both_fields_is_told_once(
-    text_engine: OpenAIEngine, text_server: TextServer
+    text_engine: OpenAIEngine, upstream: TextServer
 ) -> None:
     both = delta(reasoning="They", reasoning_content="They", content="")
-    text_server.message = lambda body: [both, *WIRES["vLLM"](Said("Fine."))]
+    upstream.message = lambda body: [both, *WIRES["vLLM"](Said("Fine."))]
     assert answered(text_engine, Chat.of([USER]))[1].reasoning == "They"
 
 
 def test_a_call_is_no_answer_that_is_too_short(
-    text_engine: OpenAIEngine, text_server: TextServer
+    text_engine: OpenAIEngine, upstream: TextServer
 ) -> None:
-    text_server.message = lambda body: WIRES["vLLM"](Said(calls=[("f", "{}")]))
+    upstream.message = lambda body: WIRES["vLLM"](Said(calls=[("f", "{}")]))
     least = DRAWN.limited(40, 5)
     assert calls_of(answered(text_engine, Chat.of([USER], ASKS), least)[1]) == [("f", "{}")]
 
