@@ -67,24 +67,24 @@ def test_a_text_that_is_hidden_anywhere_is_read(value: Any, seed: int) -> None:
     if not any(word in text for word in ("true", "false", "null", "Infinity")):
         text = escaped(text, dice)
     for texts in (
-        texts_of("Fine.", call(text), SCORED, has_format=False),
-        texts_of(text, Parts(), SCORED, has_format=True),
+        texts_of("Fine.", call(text), SCORED, form=None),
+        texts_of(text, Parts(), SCORED, form="json"),
     ):
         assert any(BAD in word for word in texts), text
 
 
 def test_what_is_scored_of_each_part() -> None:
     parts = Parts(reasoning="They ask.", tool_calls=call('{"a": ["b c", 1]}').tool_calls)
-    texts = texts_of("Fine.", parts, SCORED, has_format=False)
+    texts = texts_of("Fine.", parts, SCORED, form=None)
     assert texts == ["Fine.", "They ask.", "find", '{"a": ["b c", 1]}', "a", "b c", "a b c"]
-    assert texts_of("Fine.", parts, Settings(tool_calls="ignored"), has_format=False) == ["Fine."]
+    assert texts_of("Fine.", parts, Settings(tool_calls="ignored"), form=None) == ["Fine."]
     withheld = Settings(tool_calls="withheld", reasoning="withheld")
-    assert texts_of("Fine.", parts, withheld, has_format=False) == ["Fine."]
+    assert texts_of("Fine.", parts, withheld, form=None) == ["Fine."]
     assert given_out(parts, withheld, 1) == Parts()
     # A format applies to the text, not to calls.
-    assert texts_of("", call("{}"), SCORED, has_format=True)[0] == ""
+    assert texts_of("", call("{}"), SCORED, form="json")[0] == ""
     with pytest.raises(Unread):
-        texts_of("", Parts(), SCORED, has_format=True)
+        texts_of("", Parts(), SCORED, form="json")
 
 
 def test_ids_are_our_own_and_the_same_for_a_seed() -> None:

@@ -172,6 +172,35 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     assert server.metric(changed) == before + 1
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_json": {"type": "object"}},
+        {"json_schema": {"type": "object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"grammar": "root ::= object"},
+    ],
+)
+@pytest.mark.parametrize("text", [r'{"a": "\u0064ull"}', r"root \u0064ull", r'{"a": "\u0064ull'])
+def test_escapes_are_resolved_in_the_form_that_a_field_of_the_server_asks_for(
+    serve: Serve, upstream: TextServer, form: dict[str, Any], text: str
+) -> None:
+    server = serve(Said(text, reason="length"))
+    assert_refused(ask(server, tools=[], **form))
+    assert upstream.requests[0].items() >= form.items()
+    fine = text.replace("0064ull", "0066ine")
+    says(upstream, Said(fine, reason="length"))
+    assert ask(server, tools=[], **form)["message"]["content"] == fine
+
+
+def test_completion_of_a_prompt_by_json_is_refused(serve: Serve) -> None:
+    server = serve(FINE)
+    for name in ("guided_json", "response_format"):
+        answer = server.post("/v1/completions", {"prompt": "A town", name: {"type": "json_object"}})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name
+
+
 @pytest.mark.parametrize("tools", [TOOLS, []])
 @pytest.mark.parametrize("said", [Said("Fine.", "A dull."), Said("<think>A dull.</think>Fine.")])
 def test_reasoning_is_treated_as_the_policy_says(

@@ -127,7 +127,8 @@ class Chat(BaseModel):
     """A conversation that can be used as a prompt; its last message is from the user or a tool.
 
     asks: request fields that allow more than a plain-text answer (`tools`, `tool_choice`,
-    `response_format`), as a JSON object. Chats are hashable and compare by content.
+    `response_format`, and fields of single servers that ask for JSON or a grammar), as a JSON
+    object. Chats are hashable and compare by content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

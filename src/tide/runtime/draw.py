@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Literal
 
 import anyio
 
-from tide.core.chat import Parts
+from tide.core.chat import Chat, Parts
 from tide.core.results import Trial
 from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.core.settings import Settings, derive_seed
@@ -22,6 +23,9 @@ from tide.search.backtrack import BacktrackOptions
 UNREAD = TextScore(1.0, empty=True)
 # What such an answer is said to fail.
 JSON = "json"
+# The form that a chat asks for: JSON, or "any" for what may be JSON, as text by a grammar.
+Form = Literal["json", "any"]
+_OF_TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
 # Maximum draws, and minimum temperature after the first draw.
 _DRAWS, _WARM = 4, 0.7
 
@@ -99,9 +103,9 @@ async def score_whole(
 
     is_cut: whether the answer ended at its maximum length, so that JSON may be incomplete.
     """
-    has_format = "response_format" in (task.chat.asked if task.chat else ())
+    form = _form(task.chat) if task.chat else None
     try:
-        texts = texts_of(text, parts, task.settings, has_format=has_format, is_cut=is_cut)
+        texts = texts_of(text, parts, task.settings, form=form, is_cut=is_cut)
     except Unread:
         return UNREAD
     if len(texts) == 1 and skipped(task.settings)(text):
@@ -111,8 +115,15 @@ async def score_whole(
     return task.acceptance.worst(scores)
 
 
+def _form(chat: Chat) -> Form | None:
+    """Return the form that the fields of a chat ask for; None if the answer is plain text."""
+    if "response_format" in chat.asked:
+        return "json"
+    return "any" if chat.asked.keys() - _OF_TOOLS else None
+
+
 def texts_of(
-    text: str, parts: Parts, settings: Settings, *, has_format: bool, is_cut: bool = False
+    text: str, parts: Parts, settings: Settings, *, form: Form | None, is_cut: bool = False
 ) -> list[str]:
     """List the texts of an answer to score. Raises Unread if required JSON cannot be parsed."""
     texts = [text]
@@ -121,8 +132,13 @@ def texts_of(
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
             texts += [call.name, *_texts_of_json(call.arguments or "{}", is_cut=is_cut)]
-    if has_format and not (parts.tool_calls and is_blank(text)):
-        texts += _texts_of_json(text, is_cut=is_cut)
+    if form is not None and not (parts.tool_calls and is_blank(text)):
+        try:
+            texts += _texts_of_json(text, is_cut=is_cut)
+        except Unread:
+            if form == "json":
+                raise
+            texts += readings(text)
     return list(dict.fromkeys(texts))
 
 

@@ -230,9 +230,11 @@ class Serving:
             message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
-            prompts: list[str] | list[Chat] = [request.chat(media=self._passes_fields)]
+            prompts: list[str] | list[Chat] = [request.chat(is_passed_on=self._passes_fields)]
         else:
             assert isinstance(request, CompletionRequest)
+            if self._passes_fields and policy.mode == "enforce":
+                _check_no_form(request)
             prompts = request.prompt
         count = len(prompts) * request.n
         if count > limits.max_choices:
@@ -409,6 +411,13 @@ class Serving:
     def _count(self, change: int) -> None:
         self._under_way += change
         self.metrics.under_way.set(self._under_way)
+
+
+def _check_no_form(request: CompletionRequest) -> None:
+    """Refuse to complete a prompt by JSON, whose strings are only scored in answers to chats."""
+    for name in request.forms:
+        message = f"{name}: strings of JSON are scored in chats; ask /v1/chat/completions"
+        raise Refused(400, message, param=name)
 
 
 async def _answer(number: int, call: Call, in_pieces: bool, put: _Put) -> None:

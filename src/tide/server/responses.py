@@ -107,9 +107,9 @@ class _Chat(ChatRequest):
     def tokens_name(self) -> str:
         return "max_output_tokens"
 
-    def chat(self, *, media: bool = False) -> Chat:
+    def chat(self, *, is_passed_on: bool = False) -> Chat:
         try:
-            return super().chat(media=media)
+            return super().chat(is_passed_on=is_passed_on)
         except InputError as error:
             raise InputError(str(error).replace("messages", "input", 1)) from None
 

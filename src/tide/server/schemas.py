@@ -34,6 +34,12 @@ from tide.server.answers import Refused
 _REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 # In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
 _REFUSED_IN_TEMPLATE = (*_REFUSED, "messages")
+# Fields by which vLLM, SGLang, llama.cpp and TGI are asked for JSON, or for text that may be JSON.
+_FORMS = (
+    *("guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
+    *("ebnf", "regex", "structural_tag"),
+    *("grammar", "json_schema", "response_format"),
+)
 _MOST_NESTED = 64
 
 
@@ -137,6 +143,11 @@ class Generation(Body):
             for name, value in self._sent.items()
             if name.casefold() not in self.not_passed
         }
+
+    @property
+    def forms(self) -> dict[str, Any]:
+        """The fields that ask the server behind a gateway for JSON, or for what may be JSON."""
+        return {name: value for name, value in self._sent.items() if name.casefold() in _FORMS}
 
     @model_validator(mode="before")
     @classmethod
@@ -316,14 +327,18 @@ class ChatRequest(Generation):
             raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
         return self
 
-    def chat(self, *, media: bool = False) -> Chat:
+    def chat(self, *, is_passed_on: bool = False) -> Chat:
         """Return the chat to answer. Raises InputError for an invalid chat.
 
-        media: whether messages may have parts other than text, which only a server reads.
+        is_passed_on: whether the server behind a gateway gets the chat. Only such a server reads
+        parts of messages other than text, and `forms`.
         """
-        if not media:
-            self._check_only_text()
         asks: dict[str, Any] = {}
+        if is_passed_on:
+            undeclared = self.forms.keys() - ChatRequest.model_fields.keys()
+            asks |= {name: self.forms[name] for name in sorted(undeclared)}
+        else:
+            self._check_only_text()
         form = self.response_format
         for name, is_asked in {
             **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), bool(self.tools)),
@@ -332,7 +347,8 @@ class ChatRequest(Generation):
             if not is_asked or getattr(self, name) is None:
                 continue
             asks |= self.model_dump(include={name})
-            if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
+        for name, value in asks.items():
+            if half_character(json.dumps(value, ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         return Chat.of([message.plain() for message in self.messages], asks)
 
