@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.engines.openai.faults import FAULTS, STATUSES, changed, raw
-from tests.engines.openai.server import DONE, TextServer
+from tests.engines.openai.server import DONE, TextServer, data_of, told
 from tests.hostile import KEY
-from tests.server.gateways import gateway
+from tests.server.gateways import BAD, gateway
 from tests.server.running import Running, wait_until
 from tide import Detoxifier
-from tide.core.errors import CompletionError
+from tide.core.errors import CompletionError, ScorerUnavailableError
 
 # A connection that hangs takes seconds; the engine's own tests cover it.
 NAMES = [name for name in FAULTS if name != "hangs"]
@@ -86,6 +86,58 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
 
 
 # What a server says
+
+QUOTED = {"message": "Failed to parse input at pos 12: so dull a call", "code": 500}  # llama.cpp
+QUOTING: dict[str, Any] = {
+    "status": (500, {"error": QUOTED}),
+    "event": raw(data_of({"error": QUOTED}), DONE),
+    "escapes": (500, {"error": {"message": 'raw=\'{"a": "du\\u006cl"}\''}}),  # Ollama
+    "status of a wrong request": (400, {"error": QUOTED}),
+    "type": (500, {"error": {"message": "failed", "type": "dull"}}),
+    "page": (502, b"<html>dull</html>"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", QUOTING)
+def test_error_that_quotes_rejected_text_of_the_model_is_sent_without_it(
+    name: str, stream: bool, upstream: TextServer
+) -> None:
+    upstream.faults = {"<quoted>": QUOTING[name]}
+    status = {"status of a wrong request": 400, "page": 502}.get(name, 500)
+    with gateway(upstream) as server:
+        answer = server.ask("A <quoted> text", max_tokens=6, stream=stream)
+    assert answer.status_code == status
+    assert answer.json()["error"] == {
+        "message": f"the server failed (HTTP {status}); its message was withheld",
+        "type": "server_error",
+        "param": None,
+        "code": "withheld",
+    }
+
+
+def test_error_in_a_stream_that_has_begun_is_sent_without_rejected_text(
+    upstream: TextServer,
+) -> None:
+    text = {"choices": [{"index": 0, "text": "The river is wide. It runs to the sea. And"}]}
+    upstream.faults = {"<quoted>": lambda events: told(text, text, {"error": QUOTED})}
+    upstream.pause = 0.3  # the sentence is given out before the error comes
+    with gateway(upstream, strategy="backtrack:pace=word,lag=0") as server:
+        answer = server.ask("A <quoted> text", max_tokens=60, stream=True)
+    assert "The river is wide." in answer.text
+    assert "withheld" in answer.text
+    assert BAD not in answer.text
+
+
+def test_error_of_the_server_is_withheld_while_the_scorer_is_down(upstream: TextServer) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("down")
+
+    upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
+    with gateway(upstream, scorer) as server:
+        answer = server.ask("A <broken> text", max_tokens=6)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "withheld")
+
 
 SAID = f"the key {KEY} is wrong \x1b[2J\r\nnext line \u202e"
 ERRORS: dict[str, Any] = {

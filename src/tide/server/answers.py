@@ -100,16 +100,20 @@ class Refused(Exception):
             return cls(400, message, param=field, code=code)
         if isinstance(error, PromptRefusedError):
             return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
-        cause = error.__cause__
-        of_engine = isinstance(error, CompletionError | EngineError)
-        if of_engine and isinstance(cause, ServerFailed) and cause.status >= 400 and cause.reply:
-            return cls.by_server(cause.reply)
+        reply = reply_of_server(error)
+        if reply is not None:
+            return cls.by_server(reply)
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # An unavailable scorer or engine is probed again within seconds.
                 pause = 5 if again else None
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
         return cls(500, "an internal error; see the server's log", "server_error", code="internal")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the body that are not blank."""
+        return [text for text in self.body.values() if isinstance(text, str) and text.strip()]
 
     def ending(self) -> str:
         """Return the end of a stream of OpenAI's completions that fails after it has begun."""
@@ -143,6 +147,14 @@ class Refused(Exception):
                 }
             }
         return JSONResponse(content, self.status, headers)
+
+
+def reply_of_server(error: Exception) -> Reply | None:
+    """Return the error that the server behind a gateway answered, if it is why a request failed."""
+    cause = error.__cause__
+    if not isinstance(error, CompletionError | EngineError) or not isinstance(cause, ServerFailed):
+        return None
+    return cause.reply if cause.status >= 400 else None
 
 
 DONE = "data: [DONE]\n\n"

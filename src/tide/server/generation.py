@@ -25,14 +25,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import anyio
+
 from tide.core.chat import Chat, Parts
 from tide.core.concurrency import Mailbox
-from tide.core.errors import InputError, PromptRefusedError
+from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.results import Result, Trial
+from tide.core.sanitize import Unread, readings
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.engines.base import FinishReason
-from tide.scorers.base import FALLBACK, Scorer, fallback_of
-from tide.server.answers import Refused, Shape, event
+from tide.scorers.base import FALLBACK, Exchange, Scorer, fallback_of
+from tide.server.answers import Refused, Shape, event, reply_of_server
 from tide.server.gate import Visit
 from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.policies import Policies, ServedPolicy
@@ -40,6 +43,8 @@ from tide.server.schemas import ChatRequest, CompletionRequest, Generation
 from tide.server.telemetry import is_changed, record_evaluation
 
 _PAUSE = 5  # the `Retry-After` of a busy server, in seconds
+# A busy server's error is not kept back for long by a busy scorer.
+_SECONDS_FOR_AN_ERROR = 5.0
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
 _SEEDS = 1 << 53
 
@@ -312,7 +317,7 @@ class Serving:
                 if isinstance(item, InputError):
                     raise Refused.of(item, calls[number].tokens_name) from item
                 if isinstance(item, Exception):
-                    raise item
+                    raise await _without_unscored(item, calls[number])
                 if isinstance(item, str):
                     yield number, item
                     continue
@@ -435,6 +440,39 @@ async def _answer(number: int, call: Call, in_pieces: bool, put: _Put) -> None:
         put((number, await answer(call.prompt, on_text, **settings)))
     except Exception as error:
         put((number, error))
+
+
+async def _without_unscored(error: Exception, call: Call) -> Exception:
+    """Return the error, without a server's words unless they pass the scorer of an enforced policy.
+
+    They may quote what the model wrote: llama.cpp quotes tool calls that it cannot parse.
+    """
+    reply = reply_of_server(error)
+    if reply is None or call.policy.mode == "monitor":
+        return error
+    refused = Refused.by_server(reply)
+    with anyio.move_on_after(_SECONDS_FOR_AN_ERROR):
+        if await _passes(refused.texts, call):
+            return error
+    message = f"the server failed (HTTP {reply.status}); its message was withheld"
+    withheld = Refused(
+        reply.status, message, "server_error", code="withheld", again=True, pause=refused.pause
+    )
+    withheld.__cause__ = error  # for the log
+    return withheld
+
+
+async def _passes(texts: Sequence[str], call: Call) -> bool:
+    """Return whether the texts pass the policy of a call, also with their escapes resolved."""
+    scoring = call.policy.scoring
+    try:
+        exchanges = [Exchange(call.prompt, read) for text in texts for read in readings(text)]
+        scores = await scoring.score(exchanges)
+    except (TideError, Unread, Refused):
+        return False
+    if not exchanges:
+        return True
+    return scoring.acceptance.passes(scoring.acceptance.worst(scores))
 
 
 async def _joined(items: Mailbox[tuple[int, _Item]]) -> AsyncIterator[tuple[int, _Item]]:
