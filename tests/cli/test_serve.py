@@ -9,16 +9,20 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from typer.main import get_command
 
+from tests import command
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
 from tide.cli.serve import _limit_threads, _listening, _logging_as_json
+from tide.core.errors import InputError
 from tide.core.sanitize import logger
 
 KEY = "sk-of-the-serving-tests"
@@ -89,6 +93,25 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
     with serving(*TIDE, *options) as server:
         wait_until(lambda: '"reloaded"' in server.heard(), 60)
         assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("chosen", "deadline"), [((), 600.0), (("--engine-option", "deadline=30"), 30)]
+)
+def test_completion_of_a_gateway_may_take_as_long_as_its_request(
+    chosen: Sequence[str], deadline: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[dict[str, Any]] = []
+
+    def load_engine(name: str, model: str, **options: Any) -> None:
+        loaded.append(options)
+        raise InputError("enough")
+
+    monkeypatch.setattr("tide.engines.load_engine", load_engine)
+    gateway = ("--engine", "openai", "--base-url", "http://127.0.0.1:1", "--port", "0")
+    options = ("--scorer", "pocket", "--request-seconds", "600", *chosen)
+    assert command.tide("serve", *gateway, *options) == 1
+    assert [options["deadline"] for options in loaded] == [deadline]
 
 
 def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
