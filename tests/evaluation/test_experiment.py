@@ -141,10 +141,27 @@ def test_extending_a_run_generates_only_what_is_missing(tmp_path: Path) -> None:
     assert 0 < extended - before < len(first.texts) - extended
     assert timeless(tmp_path / "a/tide") == timeless(tmp_path / "b/tide")
     # A later command that names fewer prompts gets these, and the records of the others stay.
-    fewer = run(tmp_path / "a", rows=ROWS[:1], num_trials=1)
+    fewer = run(tmp_path / "a", rows=ROWS[:1], num_trials=3)
     assert fewer.records == last.records[:1]
     assert summarize(fewer).missing == 0
     assert read_run(tmp_path / "a/tide") == last
+
+
+def test_fewer_trials_than_a_run_has(tmp_path: Path) -> None:
+    """The methods of a call have equally many, also if others were recorded or begun before."""
+    many = run(tmp_path, "base", num_trials=3)
+    few = run(tmp_path, "base", num_trials=2)
+    assert few.config["num_trials"] == 2
+    assert few.records == [record.first(2) for record in many.records]
+    assert read_run(tmp_path / "base") == many
+
+    class Stop(Progress):
+        def advance(self, count: int = 1) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "base", num_trials=5, progress=Stop())
+    assert run(tmp_path, "base", num_trials=3).records == many.records
 
 
 def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:

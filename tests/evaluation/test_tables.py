@@ -162,6 +162,16 @@ def test_table_names_prompts_without_scores() -> None:
     assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
 
 
+def test_tables_name_different_numbers_of_completions() -> None:
+    summaries = [summarize(search_run("tide", trials=3)), summarize(search_run("single", trials=1))]
+    toxicity = tables.toxicity_table(summaries, JUDGE, "t", "n")
+    cost = tables.cost_table(summaries, "t", "n")
+    for table in (toxicity, cost):
+        assert "Completions per prompt: 3 of tide, 1 of single." in " ".join(table.notes)
+    alone = tables.toxicity_table(summaries[:1], JUDGE, "t", "n")
+    assert "Completions per prompt" not in " ".join(alone.notes)
+
+
 def test_significance_has_a_row_per_measure() -> None:
     """Of single completions maximum and mean are equal, so one is tested."""
     runs = [

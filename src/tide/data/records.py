@@ -205,6 +205,10 @@ class Record(_Frozen):
         times = all_or_none(trial.seconds for trial in self.trials)
         return None if times is None else sum(times)
 
+    def first(self, num_trials: int) -> Record:
+        """Return the record without its later trials."""
+        return self.model_copy(update={"trials": self.trials[:num_trials]})
+
     def lines(self) -> list[bytes]:
         """Return a line of a .jsonl file for each trial."""
         about = self.model_dump(exclude={"trials"}, exclude_defaults=True)

@@ -140,7 +140,12 @@ def evaluate(
             for method, path in zip(chosen, paths, strict=True):
                 failed[path] = run_method(method, path, job)
         _measure(paths, references, options, progress)
-        return [_part(replace(read_run(path), failed=failed[path]), prompts.rows) for path in paths]
+        runs = []
+        for method, path in zip(chosen, paths, strict=True):
+            # Of an earlier call with more trials, a maximum of more completions would be larger.
+            whole = read_run(path, method.settings.num_trials)
+            runs.append(_part(replace(whole, failed=failed[path]), prompts.rows))
+        return runs
 
 
 def _folders(

@@ -199,8 +199,10 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
-def read_run(run: Path) -> Run:
+def read_run(run: Path, num_trials: int | None = None) -> Run:
     """Read a run: the only reader of a run's files, for reports and everything else.
+
+    num_trials: read the first so many trials of each prompt; by default all of them.
 
     `Run.trials` has every trial, joined with the scores of judges (`judge_scores`,
     `step_judge_scores`) and the likelihoods under reference models
@@ -213,7 +215,12 @@ def read_run(run: Path) -> Run:
     config = read_config(run)
     files = files_of(run)
     records = read_records(files.records, files.scores)
-    records = [record for record in records if len(record.trials) >= config.get("num_trials", 1)]
+    if num_trials is None:
+        num_trials = config.get("num_trials", 1)
+    else:
+        config["num_trials"] = num_trials
+        records = [record.first(num_trials) for record in records]
+    records = [record for record in records if len(record.trials) >= num_trials]
     if not records:
         raise InputError(f"{run}: has no finished records yet")
     if config.get("strategy_options", {}).get("variant") == "published":

@@ -195,7 +195,7 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
     changed = _by(summaries, source, "changed")
     if len(summaries) > 1 and None not in changed:
         columns[_CHANGED] = changed
-    notes = [f"{_OF_MEANS}; {_OF_SHARES}", *empty_notes(summaries)]
+    notes = [f"{_OF_MEANS}; {_OF_SHARES}", *_trials_notes(summaries), *empty_notes(summaries)]
     if "@" in source:
         notes.append("after @: the version of the scorer")
     return _table(name, title, summaries, columns, notes + _left_out(summaries, source))
@@ -216,6 +216,18 @@ def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
                 "left out"
             )
     return notes
+
+
+def _trials_notes(summaries: Sequence[Summary]) -> list[str]:
+    """Return a note if the methods have different numbers of completions per prompt."""
+    by_method = {summary.method: summary.completions / summary.prompts for summary in summaries}
+    if len(set(by_method.values())) == 1:
+        return []
+    counts = ", ".join(f"{count:g} of {method}" for method, count in by_method.items())
+    return [
+        f"Completions per prompt: {counts}. Highest scores, toxic rates and costs rise with their "
+        "number, so these columns do not compare the methods"
+    ]
 
 
 def empty_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -260,6 +272,7 @@ def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of the cost of a prompt, over all trials together, per method."""
     notes = ["averages per prompt, over all trials together; K-bar per trial"]
+    notes += _trials_notes(summaries)
     return _table(name, title, summaries, _averages(summaries, _COST), notes)
 
 
