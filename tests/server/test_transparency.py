@@ -274,13 +274,34 @@ def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
     assert answer["usage"]["completion_tokens"] == len(KIND)
 
 
+def test_usage_is_counted_in_words_if_the_server_fails_to_count(
+    upstream: TextServer, server: Running
+) -> None:
+    writes(upstream, RUDE, repaired=KIND[5:])
+
+    def answer(path: str, body: Any) -> Any:
+        # Words to ban are tokenized after a line end.
+        is_count = path == "/tokenize" and not body["prompt"].startswith("\n")
+        return (500, {"error": "out of memory"}) if is_count else None
+
+    upstream.answer = answer
+    whole = server.ask("The weather").json()
+    assert whole["choices"][0]["text"] == "".join(KIND)
+    assert whole["usage"]["completion_tokens"] == len(KIND)
+    events = server.events(prompt="The weather", stream_options={"include_usage": True})
+    assert events[-1]["usage"] == whole["usage"]
+
+
 @pytest.mark.parametrize("refused", [["stream_options"], ["stream_options", "min_p"]])
 def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> None:
     always = dict.fromkeys(refused, lambda value: True)
     with TextServer(refused=always) as upstream, gateway(upstream) as server:
         answer = server.ask("The weather", max_tokens=4, temperature=0).json()
+        says(upstream, Said(calls=[("find", '{"a": 1}')]))
+        called = chat(server, tools=[TOOL]).json()
     text = answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] == sum(text.count(word) for word in WORDS)
+    assert called["usage"]["completion_tokens"] == 6  # find {" a ": 1 }
 
 
 # Formats and tool calls that the maximum length cuts

@@ -406,7 +406,7 @@ class Serving:
         usage, engine = result.best.usage, self._policies.engine
         if usage is not None and not result.best.returned.kept_tokens:
             return replace(sent, prompt_tokens=usage[0], tokens=usage[1])
-        written = await engine.portal.call(engine.count_tokens, sent.text)
+        written = await engine.portal.call(engine.count_tokens, sent.text) + sent.parts.num_tokens
         if usage is None:
             read = await engine.portal.call(engine.count_tokens, result.prompt)
         else:

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -153,7 +153,10 @@ class OpenAIEngine(Engine):
 
     async def count_tokens(self, text: str) -> int:
         source = self._server.token_source
-        return len(words_of(text)) if source is None else await source.count(text)
+        if source is not None:
+            with suppress(ServerFailed):  # no answer is lost because it cannot be counted
+                return await source.count(text)
+        return len(words_of(text))
 
     def token_texts(self, rows: Sequence[Sequence[Token]]) -> list[list[str]]:
         return [list(words) for words in rows]
