@@ -1,7 +1,8 @@
 """Messages with reasoning and tool calls, as servers stream them.
 
 Modelled on streams reported in the issues of these servers: vLLM 43267 and 17506, llama.cpp's
-pull request 12379, Ollama 7881 and 7963, lmdeploy 3412 (vLLM and SGLang without an index).
+pull request 12379, Ollama 7881 and 7963, lmdeploy 3412 (vLLM and SGLang without an index), and on
+the `ThinkChunk` of Mistral's client.
 """
 
 from __future__ import annotations
@@ -80,6 +81,19 @@ def _ollama(said: Said, *, indexed: bool = True) -> Events:
     return events
 
 
+def _mistral(said: Said) -> Events:
+    """Reasoning and text are parts of the content."""
+    events = _openai(said)
+    for event in events:
+        delta = event["choices"][0]["delta"]
+        if text := delta.get("content"):
+            delta["content"] = [{"type": "text", "text": text}]
+        if thought := delta.pop("reasoning_content", None):
+            thinking = [{"type": "text", "text": thought}]
+            delta["content"] = [{"type": "thinking", "thinking": thinking}]
+    return events
+
+
 WIRES: dict[str, Wire] = {
     "vLLM": _openai,
     "vLLM, newer": lambda said: _openai(said, reasoning="reasoning"),
@@ -87,4 +101,5 @@ WIRES: dict[str, Wire] = {
     "llama.cpp": lambda said: _openai(said, begun=1),
     "Ollama": _ollama,
     "Ollama, older": lambda said: _ollama(said, indexed=False),
+    "Mistral": _mistral,
 }

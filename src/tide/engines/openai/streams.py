@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import httpx
 import msgspec
@@ -42,9 +42,14 @@ class CallDelta(msgspec.Struct):
     function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
 
 
-class _TextPart(msgspec.Struct):
-    type: Literal["text"]
+class _TextPart(msgspec.Struct, tag="text"):
     text: str
+
+
+class _ThoughtPart(msgspec.Struct, tag="thinking"):
+    """Reasoning of Mistral's models."""
+
+    thinking: list[_TextPart]
 
 
 class Delta(msgspec.Struct):
@@ -53,7 +58,7 @@ class Delta(msgspec.Struct):
     content: Mistral's servers send a list of parts.
     """
 
-    content: str | list[_TextPart] | None = None
+    content: str | list[_TextPart | _ThoughtPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[CallDelta], msgspec.Meta(max_length=_MOST_CALLS)] | None = None
@@ -61,12 +66,17 @@ class Delta(msgspec.Struct):
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "".join(part.text for part in self.content if isinstance(part, _TextPart))
         return self.content or ""
 
     @property
     def thought(self) -> str:
-        return self.reasoning_content or self.reasoning or ""
+        thought = self.reasoning_content or self.reasoning or ""
+        if isinstance(self.content, list):
+            for part in self.content:
+                if isinstance(part, _ThoughtPart):
+                    thought += "".join(text.text for text in part.thinking)
+        return thought
 
     @property
     def size(self) -> int:
