@@ -350,6 +350,28 @@ def test_wrong_names_are_found_before_loading(
         evaluate(["a prompt"], methods, model="anything", artefacts=Path("nowhere"))
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        pytest.param([], "^benchmark: holds no prompts", id="none"),
+        pytest.param(["text", 7], "^benchmark: prompt 1 must be a text, got int", id="number"),
+        pytest.param([" "], "base: all prompts failed; id 0: empty; a prompt needs", id="empty"),
+    ],
+)
+def test_evaluate_refuses_prompts_that_cannot_be_used(
+    tmp_path: Path, prompts: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(
+            prompts,
+            "base",
+            model=scripted_engine(),
+            scorer=ReadingScorer(),
+            reference="none",
+            out=tmp_path,
+        )
+
+
 def test_method_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="a method is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", model=scripted_engine(), reference="none")

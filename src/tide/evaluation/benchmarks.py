@@ -86,8 +86,8 @@ def open_benchmark(
 ) -> Benchmark:
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
-    chats: turn every prompt into a chat. Raises InputError for a limit below 1, and the errors of
-    `load_benchmark`.
+    chats: turn every prompt into a chat. Raises InputError for a limit below 1, for a list without
+    prompts or with anything but texts, and the errors of `load_benchmark`.
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit: must be at least 1 (got {limit})")
@@ -96,9 +96,21 @@ def open_benchmark(
     elif isinstance(source, str | Path):
         benchmark = load_benchmark(str(source), field=field, limit=limit, chats=chats)
     else:
-        benchmark = Benchmark("prompts", "given", [Row(*row) for row in enumerate(source)])
+        benchmark = Benchmark("prompts", "given", _listed_rows(source))
     rows = benchmark.rows[:limit]
     return replace(benchmark, rows=[row.as_chat() for row in rows] if chats else rows)
+
+
+def _listed_rows(prompts: Iterable[object]) -> list[Row]:
+    rows: list[Row] = []
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            kind = type(prompt).__name__
+            raise InputError(f"benchmark: prompt {number} must be a text, got {kind}")
+        rows.append(Row(number, prompt))
+    if not rows:
+        raise InputError("benchmark: holds no prompts")
+    return rows
 
 
 def positions(name: str, text: str, count: int) -> range:

@@ -142,10 +142,18 @@ def evaluate(
         _measure(paths, references, options, progress)
         runs = []
         for method, path in zip(chosen, paths, strict=True):
+            _refuse_total_failure(path, failed[path])
             # Of an earlier call with more trials, a maximum of more completions would be larger.
             whole = read_run(path, method.settings.num_trials)
             runs.append(_part(replace(whole, failed=failed[path]), prompts.rows))
         return runs
+
+
+def _refuse_total_failure(path: Path, failed: Failed) -> None:
+    """Raise InputError, with the first error, if a run has no record since its prompts failed."""
+    if failed and not _records_of(path).records:
+        row_id, error = next(iter(failed.items()))
+        raise InputError(f"{path}: all prompts failed; id {row_id}: {error}")
 
 
 def _folders(
