@@ -96,6 +96,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
            "messages.0.content.0.type") for kind in ("image_url", "input_audio", "file")),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "find"}], "function_call": "auto"}, "functions"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
         ({"messages": [USER, CALLS]}, "messages"),
         ({"messages": [USER, CALLS, {"role": "tool", "content": "x"}]}, "messages.2"),

@@ -321,6 +321,14 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_tools_as_tools(cls, values: Any) -> Any:
+        """Refuse the older `functions`: a server calls them in a field that is not read."""
+        if isinstance(values, dict) and values.get("functions"):
+            raise PydanticCustomError("older", "use tools instead", {"param": "functions"})
+        return values
+
     @model_validator(mode="after")
     def _has_tools_to_choose(self) -> Self:
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
