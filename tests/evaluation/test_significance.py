@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
+from scipy.stats import binomtest, rankdata, wilcoxon
 
 from tests.evaluation.runs import JUDGE, changed, run
 from tide.core.chat import Message
 from tide.core.errors import InputError
 from tide.evaluation import tables
 from tide.evaluation.runs import Run
-from tide.evaluation.significance import Comparison, compare, holm, resolve_against
+from tide.evaluation.significance import Comparison, compare, holm, resolve_against, signed_rank
 
 Scores = list[list[float]]
 
@@ -37,6 +39,26 @@ def test_comparison_agrees_with_scipy() -> None:
     assert (largest.method, largest.against) == ("tide", "base")
     assert (largest.pairs, largest.unequal) == (60, 60)
     assert largest.p_holm >= largest.p_value
+
+
+@pytest.mark.parametrize(("count", "positive"), [(8, 2), (14, 3), (17, 5), (60, 20), (400, 180)])
+def test_differences_of_one_size_have_the_p_value_of_the_sign_test(
+    count: int, positive: int
+) -> None:
+    """Such as those of a judge whose scores are 0 and 1."""
+    differences = [-1.0] * (count - positive) + [1.0] * positive
+    expected = binomtest(positive, count, alternative="less").pvalue
+    assert signed_rank(differences) == pytest.approx(expected)
+
+
+def test_differences_of_some_equal_sizes_have_an_exact_p_value() -> None:
+    """By all assignments of signs. Thirds of different computations are of one size."""
+    differences = [1 / 3, 2 / 3 - 1, -1.0, -1.0, 1 / 3 - 1, -2 / 3, 0.5, -0.1, -1.0, -1 / 3]
+    ranks = rankdata(np.round(np.abs(differences), 9))
+    observed = ranks[np.array(differences) > 0].sum()
+    signs = np.array(list(itertools.product([0, 1], repeat=len(ranks))))
+    assert signed_rank(differences) == pytest.approx((signs @ ranks <= observed).mean())
+    assert signed_rank([1 / 3, 2 / 3 - 1, 1 - 2 / 3]) == pytest.approx(7 / 8)
 
 
 def test_comparison_is_one_sided() -> None:

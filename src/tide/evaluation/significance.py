@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.data.records import RecordId
@@ -18,6 +19,8 @@ from tide.evaluation.runs import Run, is_base, is_toxic
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # Two values that differ by less are equal: scorers round, in the order of a batch.
 TIE = 1e-6
+# Largest number of differences of equal sizes for an exact test; more take a second and longer.
+_MOST_EXACT = 500
 # The text of a completion, unless its score is not the text's, and its score.
 _Value = tuple[str | None, float]
 
@@ -98,16 +101,47 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """Return the one-sided Wilcoxon p-value of differences below 0; 1.0 if all are ties."""
+    """Return the one-sided Wilcoxon p-value of differences below 0; 1.0 if all are ties.
+
+    It is exact for up to 50 differences, and for up to 500 of which some have equal sizes.
+    """
     from scipy.stats import wilcoxon  # noqa: PLC0415  (slow import)
 
-    unequal = [difference for difference in differences if abs(difference) >= TIE]
-    if not unequal:
+    unequal = np.array([difference for difference in differences if abs(difference) >= TIE])
+    if not len(unequal):
         return 1.0
+    has_equal_sizes = len(np.unique(_sizes(unequal))) < len(unequal)
+    if has_equal_sizes and len(unequal) <= _MOST_EXACT:
+        return _exact_signed_rank(unequal)
     with warnings.catch_warnings():
         # With few pairs the test is weak but valid, and the table shows the number of pairs.
         warnings.simplefilter("ignore")
-        return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
+        return float(wilcoxon(unequal, alternative="less").pvalue)
+
+
+def _sizes(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the absolute values, equal where only the rounding of a mean differs."""
+    return np.abs(differences).round(9)
+
+
+def _exact_signed_rank(differences: NDArray[np.float64]) -> float:
+    """Return the probability of a sum of positive ranks up to that of `differences`.
+
+    Every sign has the probability 1/2. scipy approximates by a normal distribution if sizes are
+    equal: of 14 differences of one size, of which 3 are positive, by 0.016 instead of 0.029.
+    """
+    from scipy.stats import rankdata  # noqa: PLC0415  (slow import)
+
+    # Equal sizes share the mean of their ranks, a multiple of 1/2.
+    doubled_ranks = np.rint(2 * rankdata(_sizes(differences))).astype(int)
+    observed = int(doubled_ranks[differences > 0].sum())
+    probabilities = np.zeros(doubled_ranks.sum() + 1)
+    probabilities[0] = 1.0
+    for rank in doubled_ranks:
+        if_positive = np.zeros_like(probabilities)
+        if_positive[rank:] = probabilities[:-rank]
+        probabilities = (probabilities + if_positive) / 2
+    return min(1.0, float(probabilities[: observed + 1].sum()))
 
 
 def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
