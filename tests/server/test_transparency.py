@@ -437,6 +437,26 @@ def test_a_gateway_may_start_before_its_server() -> None:
             assert upstream.requests[-1]["model"] == "tiny"
 
 
+def test_gateway_that_cannot_use_its_server_says_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    upstream = TextServer(models=[{"id": "small"}, {"id": "large"}])
+    upstream.start()
+    upstream.stop()
+    with (
+        OpenAIEngine(base_url=upstream.url, deadline=0.5, required=False) as engine,
+        running(engine, RudeScorer(BAD), preset="backtrack") as server,
+        upstream,
+    ):
+        reason = "has no model 'pocket'; set --model to one of: small, large"
+        wait_until(lambda: chat(server).status_code == 503 and reason in caplog.text)
+        for _ in range(5):
+            assert server.http.get("/ready").status_code == 503
+        upstream.models = [{"id": "small"}]
+        wait_until(lambda: server.http.get("/ready").status_code == 200)
+    assert caplog.text.count(reason) == 1
+
+
 def test_connections_to_the_server_are_kept(upstream: TextServer, server: Running) -> None:
     writes(upstream, KIND)
     before = upstream.connections

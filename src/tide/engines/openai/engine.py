@@ -104,10 +104,12 @@ class OpenAIEngine(Engine):
         self._probed: Capabilities | None = None
         self._sources: dict[str, TokenSource | None] = {}
         self._looking: Future[None] | None = None
+        self._problem = ""  # why the server could not be probed
         try:
             self.portal.run(self._look)
         except BaseException as error:
             if not required and isinstance(error.__cause__, ServerUnreachable):
+                self._problem = str(error)
                 _log.warning("%s; it is probed once it is reached", error)
             else:
                 self.close()
@@ -127,12 +129,20 @@ class OpenAIEngine(Engine):
     def _look_soon(self) -> None:
         if self._looking is None or self._looking.done():
             self._looking = self.portal.start(self._look)
+            self._looking.add_done_callback(self._log_problem)
+
+    def _log_problem(self, looking: Future[None]) -> None:
+        """Log why the server cannot be probed, once."""
+        error = None if looking.cancelled() else looking.exception()
+        if error is not None and str(error) != self._problem:
+            self._problem = str(error)
+            _log.warning("%s", error)
 
     @property
     def _server(self) -> Capabilities:
         if self._probed is None:
             self._look_soon()
-            raise EngineError(f"{self.upstream.url}: was not reached yet")
+            raise EngineError(self._problem)
         return self._probed
 
     # Text and words.
@@ -250,7 +260,7 @@ class OpenAIEngine(Engine):
     @property
     def capability_notes(self) -> str:
         if self._probed is None:
-            return "the server was not reached yet"
+            return "the server could not be probed yet; the log says why"
         server = self._probed
         banned = (
             f"logit_bias ({server.token_source.name})" if server.token_source else "redrawing text"
