@@ -124,6 +124,8 @@ def test_withheld_text_keeps_its_score() -> None:
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
     assert summary.averages["refused"].value == 0.5
     assert summary.averages["empty"].value == 0.0
+    # Nothing tells whether the text that was withheld loops.
+    assert summary.averages["degenerate"].value == 0.0
 
 
 def test_empty_first_completion_is_not_unresolved() -> None:

@@ -357,7 +357,7 @@ def frame(runs: Run | Sequence[Run]) -> DataFrame:
 
     listed = runs if isinstance(runs, Sequence) else [runs]
     trials = DataFrame([row for run in listed for row in _rows(run)])
-    return trials.astype(dict.fromkeys(_FLAGS, "boolean"))
+    return trials.astype(dict.fromkeys((*_FLAGS, "degenerate"), "boolean"))
 
 
 def score_of(run: Run, trial: TrialRecord, source: str) -> float | None:
@@ -394,7 +394,8 @@ def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
         "text": trial.text,
         "seconds": seconds,
         "empty": _is_empty(trial),
-        "degenerate": is_degenerate(trial.text),
+        # The text of a withheld completion was not recorded.
+        "degenerate": None if trial.refused else is_degenerate(trial.text),
     }
     for name in _FLAGS:
         row[name] = getattr(trial, name)
