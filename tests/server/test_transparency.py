@@ -251,6 +251,19 @@ def test_an_error_that_begins_a_stream_is_the_servers(
     assert (refused.status_code, refused.json()) == (400, {"error": {**error, "param": None}})
 
 
+@pytest.mark.parametrize("text", ["The river is wide. It", ""])
+def test_answer_that_the_servers_own_filter_ends_says_so(
+    text: str, upstream: TextServer, server: Running
+) -> None:
+    says(upstream, Said(text, reason="content_filter"))
+    choice = chat(server).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "content_filter")
+    assert choice["tide"]["accepted"] == bool(text)
+    assert choice["tide"]["repairs"] == 0
+    pieces, reason = streamed(server)
+    assert ("".join(pieces), reason) == (text, "content_filter")
+
+
 # `usage`
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tide.core.chat import Parts
 
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-# "content_filter": the answer was ended before a text that failed.
+# "content_filter": the answer was ended before a text that failed, or by a server's own filter.
 EndReason = Literal["length", "stop", "content_filter"]
 Role = Literal["initial", "iterate", "perturbation", "continuation"]
 _SHOWN = 60  # characters of a text in a `repr`
@@ -161,7 +161,7 @@ class Trial(BaseModel):
     def repairs(self) -> int:
         """How many texts failed before the accepted one; 0 if it is the model's own beginning."""
         blocked = self.returned.finish_reason == "content_filter"
-        return self.chosen - blocked if self.accepted else 0
+        return max(0, self.chosen - blocked) if self.accepted else 0
 
     @property
     def failed(self) -> list[str]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
     import torch
     from torch import Tensor
 
-# content_filter: the model wrote only banned words next.
+# content_filter: the model wrote only banned words next, or a server's own filter ended the text.
 FinishReason = Literal["length", "stop", "content_filter"]
 # No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None

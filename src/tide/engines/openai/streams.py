@@ -276,9 +276,9 @@ _ENDS: dict[str, FinishReason] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
     "end_turn": "stop",
+    "content_filter": "content_filter",  # the server's own filter
 }
-# Finish reasons that would come again if the request were repeated.
-_REFUSALS = ("content_filter", "tool_calls", "function_call")
+_CALLS = ("tool_calls", "function_call")
 
 
 def end_of_server(reason: str) -> FinishReason:
@@ -296,8 +296,8 @@ async def streamed(
     """Yield the text that a server streams, at most `most_tokens`. aside: gets the other parts.
 
     Text that arrived together is yielded together. until: see `Client.events`. Raises ServerFailed
-    for an invalid stream, and if a filter or an unrequested tool call ends the stream. A stream may
-    end without `[DONE]`, but not without a finish reason.
+    for an invalid stream, and if an unrequested tool call ends the stream. A stream may end without
+    `[DONE]`, but not without a finish reason.
     """
     aside = aside or Aside(inline=False)
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
@@ -366,12 +366,12 @@ def _checked_index(index: int | str | None, before: int) -> int:
 
 
 def _end_of(reason: str | None, delta: Delta, has_tools: bool) -> str | None:
-    """Return the finish reason in lower case. Raises ServerFailed for a refused answer."""
+    """Return the finish reason in lower case. Raises ServerFailed for an unrequested call."""
     if delta.tool_calls and not has_tools:
         raise ServerFailed("called a tool although the request had no tools")
     reason = reason and reason.lower()
     if reason == "tool_calls" and has_tools:
         return "stop"
-    if reason in _REFUSALS:
+    if reason in _CALLS:
         raise ServerFailed(f"ended the text with finish_reason {reason}")
     return reason
