@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,7 +91,13 @@ class Profane(AttributedScorer):
         return Attributed(np.maximum(profanity, threat), columns)
 
 
-SCORERS = {"rude": RudeScorer, "counting": Counting, "dying": Dying, "profane": Profane}
+SCORERS: dict[str, Callable[[], Any]] = {
+    "rude": RudeScorer,
+    "counting": Counting,
+    "dying": Dying,
+    "profane": Profane,
+    "mild": lambda: FakeScorer(lambda text: 0.4, pace="word"),
+}
 RUDE = "rude"
 
 
@@ -298,6 +304,17 @@ def test_a_policy_limits_attributes_and_a_request_can_only_lower_them(tmp_path: 
         assert guardrail.json() == {"action": "NONE"}
         rows = server.post("/v1/moderations", {"input": ["at home", "weather"]}).json()
         assert [row["flagged"] for row in rows["results"]] == [False, True]
+
+
+def test_shadow_keeps_its_limits_where_a_request_lowers_them(tmp_path: Path) -> None:
+    policies = {"main": {"scorer": "profane", "shadow": "mild"}, "mild": {"scorer": "mild"}}
+    path = written(tmp_path / "tide.yaml", policies=policies)
+    settings = {**BACKTRACK, "toxicity_threshold": 0.5}
+    with running(Babbler(0.0), policies=path, **settings) as server:
+        lower = {"toxicity_threshold": 0.3, "thresholds": {"threat": 0.2}}
+        assert server.ask("x y", seed=3, tide=lower).status_code == 200
+        shadowed = 'tide_shadow_answers_total{outcome="unchanged",policy="main",shadow="mild"}'
+        wait_until(lambda: server.metric(shadowed) == 1, 20)
 
 
 def test_a_second_scorer_decides_while_the_first_is_down(

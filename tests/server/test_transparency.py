@@ -378,7 +378,10 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     upstream, server = restarting
     upstream.requests.clear()
     writes(upstream, RUDE, repaired)
+    altered = 'tide_policy_answers_total{outcome="altered",policy="default"}'
+    before = server.metric(altered)
     pieces, reason = streamed(server, **seed)
+    assert server.metric(altered) == before + 1
     if repaired is KIND:
         assert ("".join(pieces), reason) == ("".join(KIND), "stop")
         assert len(pieces) > 6
