@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeScorer
+from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, third
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.concurrency import portal_of
 from tide.core.errors import (
@@ -26,10 +27,11 @@ from tide.core.errors import (
 )
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
+from tide.engines.base import Request
 from tide.scorers import AsyncScorer, load_scorer, score_texts
 from tide.scorers.base import Exchange, Scorer, Scores
 from tide.scorers.scoring import Scoring
-from tide.scorers.wrappers import CachedScorer, MaxScorer
+from tide.scorers.wrappers import CachedScorer, ConfirmScorer, MaxScorer
 
 pytestmark = pytest.mark.anyio
 
@@ -406,3 +408,41 @@ def test_who_leaves_cancels_the_call(way: str, around: str, tmp_path: Path) -> N
                 (stream if way == "stream" else detox).close()
             assert scorer.cancelled.wait(10)
     engine.close()
+
+
+class Pausing(Storyteller):
+    """After each piece the event loop may call the scorer. hangs: it writes no second sentence."""
+
+    hangs = False
+
+    async def _pause(self, request: Request, written: int) -> None:
+        await asyncio.sleep(3600 if self.hangs and written > WORDS + 2 else 0)
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_leaving_while_the_model_writes_cancels_the_call(screened: bool) -> None:
+    """The trial does not await the score yet."""
+    scorer, engine = Hangs(), Pausing(never)
+    engine.hangs = True
+    used: Any = ConfirmScorer([Reader(quick=True), scorer]) if screened else scorer
+    strategy = f"backtrack:pace={'word' if screened else 'sentence'}"
+    with Detoxifier(engine, scorer=used, **{**SETTINGS, "strategy": strategy}) as detox:
+        with detox.stream(PROMPT):
+            assert scorer.reached.wait(20)
+        assert scorer.cancelled.wait(10)
+
+
+def test_rewind_cancels_the_call_for_the_text_after_it() -> None:
+    class HangsAfterTheFailure(Hangs):
+        async def score(self, texts: Sequence[str]) -> Any:
+            if any("Bad2 " in text and "Good3" in text for text in texts):
+                return await super().score(texts)
+            fails = any("Bad2 " in text for text in texts)
+            if fails:
+                assert await asyncio.to_thread(self.reached.wait, 20)
+            return [0.9 if fails else 0.1 for _ in texts]
+
+    scorer = HangsAfterTheFailure()
+    with Detoxifier(Pausing(third), scorer=scorer, **SETTINGS) as detox:
+        assert detox(PROMPT).accepted
+        assert scorer.cancelled.wait(10)
