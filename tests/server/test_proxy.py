@@ -219,6 +219,36 @@ def test_monitored_request_is_translated_for_a_server_without_its_path(
     assert server.post(path, missing).status_code == 400
 
 
+def test_monitored_message_that_outlasts_the_drain_ends_with_an_error(
+    upstream: TextServer, text_engine: OpenAIEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an error of its API, Anthropic's client takes the message for whole."""
+    ended = threading.Event()
+
+    def begin(handler: BaseHTTPRequestHandler, body: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        handler.wfile.write(MessageShape("tiny").piece(0, "It is").encode())
+        ended.wait(PATIENCE)
+        handler.close_connection = True
+
+    monkeypatch.setattr(upstream, "_reply", begin)
+    body = {**OTHER_BODIES["/v1/messages"], "stream": True}
+    options: dict[str, Any] = {"mode": "monitor", "strategy": "backtrack", "drain": 0.3}
+    with (
+        running(text_engine, RudeScorer(BAD), **options) as server,
+        server.http.stream("POST", "/v1/messages", json=body) as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines) == "event: message_start"
+        server.server.should_exit = True
+        *_, kind, error, _ = lines
+        ended.set()
+    assert kind == "event: error"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+
 def test_a_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:
     go_on = threading.Event()
 

@@ -74,8 +74,9 @@ class Proxy:
     async def monitored(
         self, request: Request, policy: ServedPolicy, door: Door, translate: Handler
     ) -> Response:
-        content = await request.body()
-        monitored = MonitoredRequest(door, content, policy, request.scope[VISIT])
+        content, visit = await request.body(), request.scope[VISIT]
+        visit.ending = door.ending
+        monitored = MonitoredRequest(door, content, policy, visit)
         translated = translate if issubclass(door.kind, Translated) else None
         return PassedOn(self, request, self._for_server(content), monitored, translated)
 
@@ -135,11 +136,12 @@ class Door:
     """A path whose answers are scored.
 
     read: yields the pieces of an answer in one event, or in a whole answer: the number of the
-    choice, the piece, and the finish reason.
+    choice, the piece, and the finish reason. ending: returns the end of a stream that fails.
     """
 
     kind: type[ChatRequest | CompletionRequest | Translated]
     read: Callable[[bytes], Iterator[tuple[int, Any, str | None]]]
+    ending: Callable[[Refused], str] = Refused.ending
 
 
 def _read_choices(data: bytes, *, chat: bool) -> Iterator[tuple[int, Any, str | None]]:
@@ -153,7 +155,7 @@ _DOORS = {
     "/v1/completions": Door(CompletionRequest, partial(_read_choices, chat=False)),
     "/v1/chat/completions": Door(ChatRequest, partial(_read_choices, chat=True)),
     "/v1/responses": Door(responses.ResponsesRequest, responses.read),
-    "/v1/messages": Door(messages.MessagesRequest, messages.read),
+    "/v1/messages": Door(messages.MessagesRequest, messages.read, messages.failed),
 }
 
 
