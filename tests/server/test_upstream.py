@@ -95,6 +95,7 @@ QUOTING: dict[str, Any] = {
     "status of a wrong request": (400, {"error": QUOTED}),
     "type": (500, {"error": {"message": "failed", "type": "dull"}}),
     "page": (502, b"<html>dull</html>"),
+    "pause": (429, {"error": QUOTED}, {"Retry-After": "17"}),
 }
 
 
@@ -104,10 +105,11 @@ def test_error_that_quotes_rejected_text_of_the_model_is_sent_without_it(
     name: str, stream: bool, upstream: TextServer
 ) -> None:
     upstream.faults = {"<quoted>": QUOTING[name]}
-    status = {"status of a wrong request": 400, "page": 502}.get(name, 500)
+    status = {"status of a wrong request": 400, "page": 502, "pause": 429}.get(name, 500)
     with gateway(upstream) as server:
         answer = server.ask("A <quoted> text", max_tokens=6, stream=stream)
     assert answer.status_code == status
+    assert answer.headers.get("retry-after") == ("17" if name == "pause" else None)
     assert answer.json()["error"] == {
         "message": f"the server failed (HTTP {status}); its message was withheld",
         "type": "server_error",

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
+from weakref import WeakSet
 
 from starlette.datastructures import Headers
 
@@ -103,7 +104,7 @@ class Gate:
     def __init__(self, app: ASGIApp, policies: Policies) -> None:
         self._app, self._policies = app, policies
         self._limits, self._metrics = policies.limits, policies.metrics
-        self._open: set[asyncio.Future[None]] = set()
+        self._open: WeakSet[asyncio.Future[None]] = WeakSet()
         self._ending = False
 
     def end(self) -> None:
@@ -256,7 +257,6 @@ class Gate:
 
         work = asyncio.ensure_future(self._app(scope, replay, sending))
         self._open.add(work)
-        work.add_done_callback(self._open.discard)
         left = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
