@@ -354,6 +354,11 @@ def test_wrong_names_are_found_before_loading(
     ("prompts", "message"),
     [
         pytest.param([], "^benchmark: holds no prompts", id="none"),
+        pytest.param(
+            Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")]),
+            "^benchmark: id 7 occurs twice",
+            id="ids",
+        ),
         pytest.param(["text", 7], "^benchmark: prompt 1 must be a text, got int", id="number"),
         pytest.param([" "], "base: all prompts failed; id 0: empty; a prompt needs", id="empty"),
     ],

@@ -87,7 +87,8 @@ def open_benchmark(
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
     chats: turn every prompt into a chat. Raises InputError for a limit below 1, for a list without
-    prompts or with anything but texts, and the errors of `load_benchmark`.
+    prompts or with anything but texts, for an id that occurs twice, and the errors of
+    `load_benchmark`.
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit: must be at least 1 (got {limit})")
@@ -98,6 +99,11 @@ def open_benchmark(
     else:
         benchmark = Benchmark("prompts", "given", _listed_rows(source))
     rows = benchmark.rows[:limit]
+    row_ids: set[int | str] = set()
+    for row in rows:
+        if row.id in row_ids:
+            raise InputError(f"benchmark: id {row.id!r} occurs twice")
+        row_ids.add(row.id)
     return replace(benchmark, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
