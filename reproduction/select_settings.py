@@ -7,7 +7,8 @@ model itself have a mean toxicity above 0.9, and scales its grid by E_bar / sqrt
 of the model's embedding rows over the square root of their width. GPT-2 Large's published values
 are on the unscaled grid, so the factor here is relative to that of GPT-2 Large. The winner has the
 lowest mean toxicity by the search's scorer, among the settings that leave at most a tenth of the
-completions nearly empty: an empty completion is never toxic. (The paper names no such rule.) Runs
+completions nearly empty: an empty completion is never toxic. (The paper names no such rule.) It is
+reported at the temperature of the protocol, as `base` and the default are. Runs
 are kept in --out, and the same command resumes.
 """
 
@@ -66,14 +67,16 @@ def main(
         for mu, count, eta in itertools.product(MU, counts, STEP_SIZE)
     ]
     runs = evaluate(prompts, methods, out=out / "tries", **common)  # type: ignore[arg-type]
-    runs.sort(key=lambda run: (empty_share(run) > MOST_EMPTY, mean_toxicity(run)))
+    tries = list(zip(methods, runs, strict=True))
+    tries.sort(key=lambda pair: (empty_share(pair[1]) > MOST_EMPTY, mean_toxicity(pair[1])))
     table = Table("setting", "mean toxicity", "empty")
-    for run in runs[:10]:
-        table.add_row(run.name, f"{mean_toxicity(run):.3f}", f"{empty_share(run):.3f}")
+    for method, run in tries[:10]:
+        table.add_row(method, f"{mean_toxicity(run):.3f}", f"{empty_share(run):.3f}")
     console = Console()
     console.print(table)
 
-    winner = runs[0].name
+    # The name of the run would keep the temperature 0 of the choice.
+    winner, _ = tries[0]
     evaluate(
         report_on,
         ["base", "tide", winner],
