@@ -139,8 +139,8 @@ class Settings(Sampling):
         default=0.1,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). Tables of `tide report` use "
-        "the scorer's own threshold, mostly 0.5.",
+        description="Accept a completion that scores below this (tau). What the tables of `tide "
+        "report` call toxic depends on the protocol: mostly scores above 0.5.",
     )
     thresholds: dict[str, _Limit] = Field(
         default={},
