@@ -91,7 +91,9 @@ class TransformersEngine(EmbeddingEngine):
         # This method runs in the engine's thread, as all computation does.
         with self._calling("loading"):
             self.weights: str | None = None
+            self._in_training: list[torch.nn.Module] = []
             if isinstance(model, torch.nn.Module):
+                self._in_training = [module for module in model.modules() if module.training]
                 tokenizer, self.model = loaded_model(model, self.name)
                 self.device, self.weights = self.model.device, fingerprint(self.model)
             else:
@@ -191,6 +193,10 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _free(self) -> None:
         self._batch.close()
+        # Whoever gave the model may train it further, with dropout.
+        for module in self._in_training:
+            module.training = True
+        self._in_training.clear()
         del self.model, self.forward, self._layer, self._batch
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
