@@ -77,7 +77,16 @@ def test_workers_sum_metrics_reload_policies_and_replace_a_killed_one(
     assert ask(gateway).status_code == 200
     assert len(workers(gateway)) == 2
 
-    # 4. All end with the first process.
+    # 4. So is one that is killed while the policy file is invalid, once the file is valid again.
+    policies.write_text("policies: [")
+    workers(gateway)[0].kill()
+    wait_until(lambda: '"code": 1' in gateway.heard())
+    assert ask(gateway).status_code == 200
+    policies.write_text(POLICIES % 0.25)
+    wait_until(lambda: gateway.heard().count('"serving"') == 4)
+    assert len(workers(gateway)) == 2
+
+    # 5. All end with the first process.
     running = workers(gateway)
     gateway.popen.terminate()
     assert gateway.popen.wait(60) == 0

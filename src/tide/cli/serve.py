@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -45,6 +46,7 @@ PREFIX = "TIDE_SERVE"
 # when it is imported.
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _LAST_WORDS = 3.0  # seconds to send the errors of requests that the drain ended
+_PAUSE = 1.0  # seconds until a process that ended with an error is replaced
 
 
 # Options.
@@ -371,7 +373,8 @@ def _prepare_workers(count: int, engine: str) -> None:
 def _supervises(count: int) -> bool:
     """Start `count` processes, and return True when they have ended; in each of them, False.
 
-    A process that a signal kills is replaced. One that ends with an error ends all. Signals are
+    A process that a signal kills is replaced, again and again if its replacement ends with an error
+    (the policy file may be invalid now) while others serve. Any other error ends all. Signals are
     passed on: SIGHUP reloads the policies of all.
     """
     if count == 1:
@@ -380,7 +383,7 @@ def _supervises(count: int) -> bool:
 
     alive, written = os.pipe()  # has an end when this process has none
     workers: set[int] = set()
-    code = 0
+    started = code = 0
     is_ending = False
 
     def pass_on(number: int, frame: FrameType | None = None) -> None:
@@ -402,6 +405,7 @@ def _supervises(count: int) -> bool:
                 _end_with(alive)
                 return False
             workers.add(worker)
+            started += 1
         worker, status = os.wait()
         workers.discard(worker)
         mark_process_dead(worker)  # type: ignore[no-untyped-call]
@@ -409,6 +413,9 @@ def _supervises(count: int) -> bool:
         if not is_ending:
             logger("tide.server").error(json.dumps({"worker ended": worker, "code": ended}))
         if ended > 0 and not is_ending:
+            if workers and started > count:
+                time.sleep(_PAUSE)
+                continue
             code = ended
             pass_on(signal.SIGTERM)
     shutil.rmtree(os.environ[_METRICS], ignore_errors=True)
