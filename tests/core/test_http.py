@@ -177,14 +177,6 @@ def test_an_answer_without_measure_is_refused(script: Script, problem: str) -> N
         ask(url)
 
 
-def test_no_redirect_is_followed() -> None:
-    with serving(sends(b"")) as (elsewhere, reached):
-        head = f"HTTP/1.1 307 Go\r\nLocation: {elsewhere}/moderations\r\nContent-Length: 0"
-        with serving(sends(f"{head}\r\n\r\n".encode())) as (url, _):
-            assert ask(url).status == 307
-        assert reached == []
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -13,14 +14,10 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from benchmarks.streams.server import listening
 from hypothesis import HealthCheck, given, settings
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from tests.command import tide
+from tests.core.test_http import sends, serving
 from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, answers, network, said
 from tests.hostile import KEY as EXPOSED_KEY
@@ -323,32 +320,26 @@ def test_bad_variables_are_named(
         load_scorer("perspective")
 
 
-@pytest.mark.parametrize("failure", ["ok", "bad key"])
+@pytest.mark.parametrize("status", [200, 400])
 def test_key_is_in_no_output(
-    failure: str,
+    status: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither printed nor written nor logged, with the logs of httpx and of the connection on."""
-    service = Perspective()
-    service.answer = lambda number: failure
-
-    async def respond(request: Request) -> Response:
-        content = await request.body()
-        asked = httpx.Request("POST", str(request.url), headers=request.headers, content=content)
-        answer = await service.handle(asked)
-        return Response(answer.content, answer.status_code)
-
+    score = {"TOXICITY": {"summaryScore": {"value": 0.5}}}
+    error = {"message": KEY, "details": [{"reason": "API_KEY_INVALID"}]}
+    body = json.dumps({"attributeScores": score} if status == 200 else {"error": error})
+    answer = f"HTTP/1.1 {status} Answer\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    app = Starlette(routes=[Route("/{path:path}", respond, methods=["POST"])])
-    with listening(app) as url:
+    with serving(sends(answer.encode())) as (url, requests):
         monkeypatch.setenv("PERSPECTIVE_URL", url)
         code = tide("score", "one text", "-s", "perspective", "-o", tmp_path / "scores.jsonl")
-    assert code == (0 if failure == "ok" else 1)
-    assert len(service.requests) == 1
+    assert code == (0 if status == 200 else 1)
+    assert len(requests) == 1
     printed = capsys.readouterr()
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "HTTP" in caplog.text
