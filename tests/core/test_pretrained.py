@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,57 +113,50 @@ def test_load_model_refuses_an_adapter(tmp_path: Path) -> None:
         TransformersEngine(tmp_path)
 
 
-@pytest.mark.parametrize("where", ["model", "tokenizer"])
+DOORS: dict[str, Callable[[str], object]] = {
+    "engine": lambda folder: TransformersEngine(folder, trust_remote_code="off"),  # type: ignore[arg-type]
+    "classifier": lambda folder: load_scorer(f"hf:{folder}"),
+    "guard": lambda folder: load_scorer(f"guard:{folder}#llama-guard"),
+    "openai": lambda folder: load_engine(
+        "openai", "m", base_url="http://127.0.0.1:9", tokenizer=folder
+    ),
+    "embeddings": lambda folder: read_vocabulary(folder, read_config(folder), torch.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "where"),
+    [("engine", "model"), ("classifier", "model"), *((door, "tokenizer") for door in DOORS)],
+)
 def test_code_of_a_folder_never_runs_unasked(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    door: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in an engine nor in a scorer; no question is asked at the terminal either."""
-    ran = tmp_path / "ran"
-    for folder, save in (("lm", save_causal_lm), ("hf", save_classifier)):
-        save(tmp_path / folder, *(["llama"] if folder == "lm" else [["ok", "toxic"]]))  # type: ignore[operator]
-        (tmp_path / folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-        if where == "model":
-            classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
-            auto_map = dict.fromkeys(classes, "own.Mine")
-            fields(model_type="own", auto_map=auto_map)(tmp_path / folder)
-        else:
-            custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
-            fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(tmp_path / folder)
-
-    def ask(*_: object) -> str:
-        pytest.fail("asked at the terminal")
-
-    monkeypatch.setattr("builtins.input", ask)
-    with pytest.raises(EngineError, match="trust_remote_code"):
-        TransformersEngine(tmp_path / "lm", trust_remote_code="off")  # type: ignore[arg-type]
-    # For BERT, transformers then reads the tokenizer with its own class.
-    with nullcontext() if where == "tokenizer" else pytest.raises(ScorerError, match="trust_rem"):
-        load_scorer(f"hf:{tmp_path / 'hf'}")
-    assert not ran.exists()
-    with pytest.raises(InputError, match="trust_remote_code"):
-        TransformersEngine(tmp_path / "lm", trust_remote_code="perhaps")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("door", ["guard", "openai", "embeddings"])
-def test_code_of_a_tokenizer_never_runs(
-    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Standard input is not asked, and says yes."""
+    """No question is asked at the terminal, where a yes would be the answer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    ran, folder = tmp_path / "ran", save_causal_lm(tmp_path / "lm", "llama")
+    ran, folder = tmp_path / "ran", tmp_path / "model"
+    if door == "classifier":
+        save_classifier(folder, ["ok", "toxic"])
+    else:
+        save_causal_lm(folder, "llama")
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
-    fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(folder)
+    if where == "model":
+        classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+        fields(model_type="own", auto_map=dict.fromkeys(classes, "own.Mine"))(folder)
+    else:
+        custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
+        fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(folder)
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
-    with suppress(TideError):
-        if door == "guard":
-            load_scorer(f"guard:{folder}#llama-guard")
-        elif door == "openai":
-            load_engine("openai", "m", base_url="http://127.0.0.1:9", tokenizer=str(folder))
-        else:
-            read_vocabulary(str(folder), read_config(str(folder)), torch.float32)
+    is_named = door == "engine" or where == "model"
+    # For BERT, transformers then reads the tokenizer with its own class.
+    with pytest.raises(TideError, match="trust_remote") if is_named else suppress(TideError):
+        DOORS[door](str(folder))
     assert (asked, ran.exists()) == ([], False)
+
+
+def test_trust_in_remote_code_is_a_truth_value() -> None:
+    with pytest.raises(InputError, match="trust_remote_code"):
+        TransformersEngine("m", trust_remote_code="perhaps")  # type: ignore[arg-type]
 
 
 def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path) -> None:
