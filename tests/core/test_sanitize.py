@@ -106,13 +106,7 @@ class _Machine:
     @checked
     def __init__(
         self, name: str, *, on: bool = False, size: Annotated[int, Field(ge=1)] | None = None
-    ) -> None:
-        self.on, self.size = on, size
-
-
-@pytest.mark.parametrize("written", ["no", "FALSE", "0", False])
-def test_checked_reads_texts_as_booleans(written: object) -> None:
-    assert _Machine("a", on=written).on is False  # type: ignore[arg-type]
+    ) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -142,6 +136,7 @@ def test_strings_and_keys_are_read_at_every_depth() -> None:
     value = {"a": ["b", {"c": {"d": "e"}}, 5, None, True], "f": {}}
     assert list(strings(value)) == ["a", "b", "c", "d", "e", "f"]
     assert strings_of_json(json.dumps(value)) == list(strings(value))
+    assert strings_of_json('{"a": "one", "a": "two"}') == ["a", "one", "a", "two"]
 
 
 def test_strings_of_json_resolve_escapes() -> None:
@@ -149,10 +144,6 @@ def test_strings_of_json_resolve_escapes() -> None:
     assert strings_of_json(json.dumps([inner])) == [inner, '{"say": "you \u00e9"}']
     assert list(readings("fi\\u006ee \\x41\\n")) == ["fi\\u006ee \\x41\\n", "fine A\n"]
     assert list(readings("\\ud83d\\ude00"))[-1] == "\U0001f600"
-
-
-def test_strings_of_json_with_repeated_keys() -> None:
-    assert strings_of_json('{"a": "one", "a": "two"}') == ["a", "one", "a", "two"]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ import pytest
 import tide
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, scripted_engine
+from tide.baselines.self_debias import SelfDebias
 from tide.core.errors import InputError, MissingDependencyError
 from tide.detoxifier import REGISTRIES
 from tide.plugins import registry as registries
 from tide.plugins.registry import Registry
+from tide.search.tide import RandomWalkStrategy
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +32,6 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def shouting(texts: list[str]) -> list[float]:
     """The share of capitals."""
     return [sum(c.isupper() for c in text) / max(1, len(text)) for text in texts]
-
-
-class Patient(tide.Strategy):
-    """Returns the model's own text."""
-
-    options_class = tide.Options
-
-    def steps(self, start: Any) -> Any:
-        yield from ()
-
-
-class Silent:
-    """Writes nothing."""
-
-    options_class = tide.Options
-
-    def __init__(self, engine: Any, options: Any, **_: Any) -> None:
-        self.name = "silent"
 
 
 def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
@@ -64,12 +48,13 @@ def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
 
 
 def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:
-    tide.register("strategy", "patient", Patient)
-    assert tide.load_strategy("patient").strategy is Patient
+    tide.register("strategy", "walk", RandomWalkStrategy)
+    assert tide.load_strategy("walk").strategy is RandomWalkStrategy
     tide.register("engine", "scripted", "tests.scripted_engine:ScriptedEngine")
     assert REGISTRIES["engine"].load("scripted") is ScriptedEngine
-    tide.register("baseline", "silent", Silent)
-    assert tide.load_baseline("silent", scripted_engine()).name == "silent"  # type: ignore[arg-type]
+    tide.register("baseline", "decay", SelfDebias)
+    with pytest.raises(InputError, match="baseline decay: no option 'decoy'"):
+        tide.load_baseline("decay:decoy=0", scripted_engine())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

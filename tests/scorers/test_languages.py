@@ -102,9 +102,9 @@ def test_a_short_answer_is_read_with_its_question() -> None:
 
 
 @pytest.mark.usefixtures("lists")
-def test_the_lists_help_only_scorers_of_english_and_their_screens() -> None:
+def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     everything = FakeScorer()
-    assert listed(everything) is everything
+    assert listed(everything) is strict_language(everything) is everything
     screen = screen_of(listed(load_scorer("confirm:pocket,lexicon")))
     assert screen is not None
     assert screen.score([GERMAN]) == [1.0]
@@ -173,11 +173,6 @@ def test_strict_language_refuses_other_languages(spec: str, text: str) -> None:
         scorer.score([ENGLISH, text])
     hidden = "you \u0430re a stup\u0456d \u0456d\u0456\u043et"
     assert scorer.score([hidden]) == pytest.approx(load_scorer(spec).score([hidden]))
-
-
-def test_strict_language_leaves_scorers_of_all_languages() -> None:
-    reads_all = FakeScorer()
-    assert strict_language(reads_all) is reads_all
 
 
 def test_strict_language_refuses_in_the_screen_of_confirm() -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tide.core.errors import InputError
 from tide.plugins.options import Options
-from tide.scorers import Scorer, load_scorer
+from tide.scorers import PlainScorer, Scorer, load_scorer
 
 
 class TunedOptions(Options):
@@ -20,10 +20,9 @@ class TunedOptions(Options):
     words: str = ""
 
 
-class Tuned:
+class Tuned(PlainScorer):
     """Scores `level` for a text that holds one of `words`."""
 
-    threshold = 0.5
     options_class = TunedOptions
 
     def __init__(self, options: TunedOptions) -> None:
@@ -33,9 +32,6 @@ class Tuned:
     def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
         words = self._options.words.split(",")
         return np.array([self._options.level * any(w in text for w in words) for text in texts])
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(

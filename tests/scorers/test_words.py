@@ -88,15 +88,12 @@ def test_forbidden_words_change_the_threshold_of_no_scorer() -> None:
     ("word", "text"),
     [
         # Chinese, Japanese and Thai beside digits and Latin letters
-        ("\u7ade\u54c1\u516c\u53f8", "\u7ade\u54c1\u516c\u53f82024\u5e74"),
-        ("\u7ade\u54c1\u516c\u53f8", "\u8bf7\u770b\u7ade\u54c1\u516c\u53f8Pro"),
-        ("\u7ade\u54c1\u516c\u53f8", "iPhone\u7ade\u54c1\u516c\u53f8"),
+        ("\u7ade\u54c1\u516c\u53f8", "iPhone\u7ade\u54c1\u516c\u53f8Pro"),
         ("\u7ade\u54c1\u516c\u53f8", "\u7b2c3\u7ade\u54c1\u516c\u53f8_"),
         ("\u7af6\u5408\u793e", "\u65b0\u3057\u3044X\u7af6\u5408\u793e2024\u30e2\u30c7\u30eb"),
         (THAI, f"{THAI}2\u0e04\u0e19"),
         # Korean with particles, digits and Latin letters
         ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\ub294 \ud070 \ud68c\uc0ac\ub2e4"),
-        ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\uc758 \uc8fc\uac00"),
         ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\uc5d0\uc11c\ub3c4 2024"),
         ("\uc0bc\uc131\uc804\uc790", "A\uc0bc\uc131\uc804\uc7902024"),
         ("Acme", "Acme\ub294 \ud070 \ud68c\uc0ac\ub2e4"),

@@ -28,8 +28,14 @@ from tide.core.errors import (
 from tide.core.settings import Settings
 from tide.core.text import splits_character
 from tide.runtime.acceptance import Acceptance
-from tide.scorers import CallableScorer, load_scorer, score_texts
-from tide.scorers.base import Attributed, Floats, attributes_of, is_quick, screen_of
+from tide.scorers import load_scorer, score_texts
+from tide.scorers.base import (
+    Attributed,
+    AttributedScorer,
+    attributes_of,
+    is_quick,
+    screen_of,
+)
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import (
     CachedScorer,
@@ -42,26 +48,18 @@ from tide.scorers.wrappers import (
 )
 
 
-class TwoSides:
+class TwoSides(AttributedScorer):
     """Scores threat by length and insult by capitals; the larger is the score."""
 
-    name, threshold = "two@1", 0.5
-    attributes = ("threat", "insult")
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self.score_attributes(texts).values
+    name = "two@1"
+    attributes: tuple[str, ...] = ("threat", "insult")
+    asked = 0
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         self.asked += 1
         threat = np.array([min(1.0, len(text) / 100) for text in texts])
         insult = np.array([sum(map(str.isupper, text)) / max(1, len(text)) for text in texts])
         return Attributed(np.maximum(threat, insult), {"threat": threat, "insult": insult})
-
-    def close(self) -> None:
-        pass
 
 
 def constant(value: float, threshold: float = 0.5) -> FakeScorer:
@@ -82,10 +80,11 @@ def fail(text: str) -> float:
     raise TimeoutError("late")
 
 
-@pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer, ConfirmScorer])
-def test_one_member_down_is_no_score(ensemble: Any) -> None:
+@pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer, ConfirmScorer, FallbackScorer])
+def test_a_member_down_is_no_score(ensemble: Any) -> None:
+    first = FakeScorer(fail) if ensemble is FallbackScorer else constant(0.1)
     with pytest.raises(ScorerUnavailableError, match="late"):
-        score_texts(ensemble([constant(0.1), FakeScorer(fail)]), ["a text"])
+        score_texts(ensemble([first, FakeScorer(fail)]), ["a text"])
 
 
 def stated(factor: float = 1.0) -> FakeScorer:
@@ -257,12 +256,6 @@ def test_other_errors_of_the_first_scorer_are_raised() -> None:
             scorer.score(TEXTS)
 
 
-def test_no_text_passes_if_both_scorers_fail() -> None:
-    scorer = FallbackScorer([FakeScorer(fail), FakeScorer(fail)])
-    with pytest.raises(ScorerUnavailableError):
-        scorer.score(TEXTS)
-
-
 def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -380,15 +373,6 @@ def test_what_is_no_score_is_not_stored(path: Path) -> None:
         scorer.score(NUMBERED[:1])
     with cached(by_length(), path) as scorer:
         assert scorer.score(NUMBERED[:1]) == pytest.approx([0.13])
-
-
-def test_cache_tells_lambdas_apart(path: Path) -> None:
-    half, whole = (CallableScorer(lambda texts, v=v: [v] * len(texts)) for v in (0.5, 1.0))
-    none = CallableScorer(lambda texts: [0.0] * len(texts))
-    for scorer, expected in ((half, 0.5), (whole, 1.0), (none, 0.0), (half, 0.5)):
-        for around in (scorer, WindowedScorer(scorer), MaxScorer([scorer, scorer])):
-            with cached(around, path) as opened:
-                assert opened.score(["a text"]) == [expected]
 
 
 def test_cache_forgets_scores_of_edited_code(path: Path, tmp_path: Path) -> None:

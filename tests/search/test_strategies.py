@@ -259,14 +259,6 @@ def test_published_perturbations_are_compared_with_a_completion_of_their_own() -
     assert strategy.iterations == 2
 
 
-def test_algorithm_1_takes_one_step_more_than_k_and_returns_the_last_point() -> None:
-    strategy = make("tide:variant=paper", num_samples=3, **HARD)
-    rounds = drive(strategy)
-    assert [len(points) for points in rounds] == [1, *[3, 1] * (HARD["max_iterations"] + 1)]
-    assert strategy.iterations == HARD["max_iterations"] + 1
-    assert strategy.best == sum(map(len, rounds)) - 1
-
-
 def test_algorithm_1_does_not_test_the_prompt() -> None:
     strategy = make("tide:variant=paper", num_samples=3)
     (start,) = strategy.ask()
