@@ -33,8 +33,10 @@ from tide.scorers.base import (
     Attributed,
     AttributedScorer,
     attributes_of,
+    is_concurrent,
     is_quick,
     screen_of,
+    window_of,
 )
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import (
@@ -131,6 +133,19 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path
     assert screen is not None
     assert is_quick(screen)
     assert not is_quick(CachedScorer(quick, tmp_path / "scores"))
+
+
+def test_an_ensemble_is_concurrent_if_all_its_scorers_are() -> None:
+    one_at_a_time, concurrent = FakeScorer(), FakeScorer(concurrent=True)
+    assert is_concurrent(MaxScorer([concurrent, concurrent]))
+    assert not is_concurrent(MaxScorer([concurrent, one_at_a_time]))
+
+
+def test_window_of_a_scorer_holds_where_it_alone_scores() -> None:
+    windowed, other = FakeScorer(window=30), FakeScorer()
+    assert window_of(WindowedScorer(windowed)) == window_of(ConfirmScorer([other, windowed])) == 30
+    for ensemble in (MaxScorer([windowed, other]), ConfirmScorer([windowed, other])):
+        assert window_of(ensemble) == 0  # the other scorer reads texts whole
 
 
 def test_the_worst_window_counts() -> None:
