@@ -258,8 +258,14 @@ def test_a_long_prompt_is_tokenised_while_another_prompt_is_completed(
     assert order == [1, 0]
 
 
-def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown() -> None:
-    scorer = Reader(lambda text: "Good2" in text.split(), pace="word", screen=Reader())
+@pytest.mark.parametrize("words_read", [100, WORDS])
+def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown(
+    words_read: int,
+) -> None:
+    """Neither if the scorer would accept the text with the next sentence."""
+    scorer = Reader(
+        lambda text: "Good2" in text.split()[-words_read:], pace="word", screen=Reader()
+    )
     detox = story(never, scorer, strategy="backtrack")
     shown = ""
     with detox.stream(PROMPT) as stream:

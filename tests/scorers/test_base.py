@@ -205,7 +205,7 @@ def test_what_a_scorer_raises(error: BaseException, kind: type[BaseException], s
 @pytest.mark.parametrize(
     ("text", "empty"),
     [("", True), (" \n\t ", True), ("ab", True), (" a b ", True), ("abc", False), ("a b c", False),
-     ("\u200b\u200b\u200bab", True), ("...", False)],
+     ("\u200b\u200b\u200bab", True), ("...", False), ("\U000e0061", False)],
 )  # fmt: skip
 def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -> None:
     assert is_nearly_empty(text) is empty
