@@ -222,8 +222,8 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     assert ("ab" in scorer.texts) == (skip is not is_nearly_empty)
 
 
-def test_an_asynchronous_scorer_is_never_quick() -> None:
-    """It could wait for the engine that waits for it."""
+def test_an_asynchronous_scorer_and_one_of_exchanges_are_never_quick() -> None:
+    """The one could wait for the engine that waits for it, and a conversation may be long."""
 
     async def waits(texts: Any) -> Any:
         return [0.0 for _ in texts]
@@ -238,6 +238,7 @@ def test_an_asynchronous_scorer_is_never_quick() -> None:
     assert is_quick(scorer)
     scorer.score = waits  # type: ignore[assignment, method-assign]
     assert not is_quick(scorer)
+    assert not is_quick(FakeScorer(reads="exchange", quick=True))
 
 
 SENTENCES = ["The weather is fine", "Rain", "the people are kind " * 3]

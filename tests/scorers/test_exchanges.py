@@ -14,7 +14,7 @@ from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_blank, is_quick, reads_exchanges
+from tide.scorers.base import is_blank, reads_exchanges
 from tide.scorers.languages import strict_language
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
@@ -68,10 +68,6 @@ def test_function_reads_exchanges_if_it_says_so() -> None:
     scorer = load_scorer(agrees)
     pairs = [Exchange(CHAT, "Yes."), Exchange("a question", "Yes.")]
     assert score_texts(scorer, pairs).values.tolist() == [1.0, 0.0]
-
-
-def test_exchange_reader_is_never_quick() -> None:
-    assert not is_quick(FakeScorer(reads="exchange", quick=True))
 
 
 @pytest.mark.parametrize("kind", [MaxScorer, MeanScorer])

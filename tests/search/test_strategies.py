@@ -97,14 +97,6 @@ def test_equal_seeds_give_equal_trajectories_up_to_the_last_iteration(name: str)
     assert len({candidate.sampling_seed for candidate in first}) == len(first)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "resample"])
-def test_finds_a_point_on_a_smooth_landscape(name: str) -> None:
-    strategy = make(name, max_iterations=30)
-    scores = [toxicity(candidate.embeddings) for candidate in candidates(strategy)]
-    assert scores[0] > 0.5
-    assert scores[strategy.best] < 0.5
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_moves_the_movable_rows_alone(name: str) -> None:
     """The displacement is measured over the whole content."""
