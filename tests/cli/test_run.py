@@ -108,6 +108,21 @@ def test_run_writes_a_file_with_a_judge(
     assert run.name == "backtrack:max_new_tokens=8,seed=3"
 
 
+def test_run_of_fewer_trials_than_the_file_has_counts_these(
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    for trials in (3, 1):
+        command = ["run", "--input", prompts_file, "--output", output, "--trials", trials]
+        assert tide(*command, "--temperature", 1) == 0
+    of_one = capsys.readouterr().out.rpartition("before and after")[2]
+    records = read_run(output).records
+    assert [len(record.trials) for record in records] == [3] * len(PROMPTS)
+    firsts = [record.trials[0].forward_tokens for record in records]
+    shown = re.findall(r"tokens through the model per completion +│ +│ +(\S+) │", of_one)
+    assert shown == [f"{sum(firsts) / len(firsts):.1f}"]
+
+
 def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
     """`tide report` reads both."""
     judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)

@@ -143,7 +143,7 @@ def run(
 
 
 def _record(method: Method, output: Path, job: Job, errors: list[TideError]) -> list[Record]:
-    """Append records to a file or run folder, and return those of the rows of `job`."""
+    """Append records to a file or run folder, and return those of `job` and its trials."""
     from tide.evaluation.experiment import run_method  # noqa: PLC0415  (slow imports)
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
@@ -153,7 +153,9 @@ def _record(method: Method, output: Path, job: Job, errors: list[TideError]) -> 
         errors.extend(run_method(method, output, job).values())
         row_ids = {row.id for row in job.rows}
         records = read_records(files.records, files.scores)
-    return [record for record in records if record.id in row_ids]
+    # An earlier call may have added other prompts, and more trials.
+    num_trials = method.settings.num_trials
+    return [record.first(num_trials) for record in records if record.id in row_ids]
 
 
 def _rows(
