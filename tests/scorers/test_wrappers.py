@@ -231,8 +231,8 @@ class Guard(TwoSides):
 
 
 def second() -> FakeScorer:
-    """A scorer of 0.3 for calm and 0.7 for rude texts."""
-    return FakeScorer(lambda text: 0.7 if "rude" in text else 0.3, name="second@1", threshold=0.6)
+    """A scorer of 0.3 for calm texts, and of its threshold for rude ones."""
+    return FakeScorer(lambda text: 0.7 if "rude" in text else 0.3, name="second@1", threshold=0.7)
 
 
 @pytest.mark.parametrize(
