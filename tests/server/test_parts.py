@@ -310,3 +310,12 @@ def test_prompts_are_read_with_what_tools_were_told_and_answered(
     answer = server.post(PATH, {"messages": turns, "tools": TOOLS})
     assert answer.status_code == (400 if refused else 200)
     assert not refused or answer.json()["error"]["code"] == "content_filter"
+
+
+def test_shadow_scores_an_answer_of_tool_calls_alone(serve: Serve, tmp_path: Path) -> None:
+    policies = {"main": {"shadow": "other"}, "other": {"never": ["river"]}}
+    file = written(tmp_path / "tide.yaml", policies=policies)
+    server = serve(Said(calls=[("find", '{"where": "the river"}')]), policies=file)
+    ask(server)
+    changed = 'tide_shadow_answers_total{outcome="changed",policy="main",shadow="other"}'
+    wait_until(lambda: server.metric(changed) == 1, 20)
