@@ -17,6 +17,7 @@ from tests.fakes import RudeScorer
 from tests.server.gateways import ARGUMENTS, BAD, FINE, PARAMETERS, USER, says
 from tests.server.running import Running, counted, running, wait_until, written
 from tide.engines.openai.engine import OpenAIEngine
+from tide.server.schemas import ChatRequest
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "find", "strict": None, "parameters": PARAMETERS}}
@@ -199,6 +200,18 @@ def test_completion_of_a_prompt_by_json_is_refused(serve: Serve) -> None:
         answer = server.post("/v1/completions", {"prompt": "A town", name: {"type": "json_object"}})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    "plain", [{"guided_json": None}, {"grammar": ""}, {"response_format": {"type": "text"}}]
+)
+def test_field_that_asks_for_plain_text_changes_no_answer(
+    serve: Serve, plain: dict[str, Any]
+) -> None:
+    server = serve(FINE)
+    assert server.post("/v1/completions", {"prompt": "A town", **plain}).status_code == 200
+    chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **plain})
+    assert not chat.chat(is_passed_on=True).in_parts
 
 
 @pytest.mark.parametrize("tools", [TOOLS, []])

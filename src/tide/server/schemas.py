@@ -40,6 +40,8 @@ _FORMS = (
     *("ebnf", "regex", "structural_tag"),
     *("grammar", "json_schema", "response_format"),
 )
+# Values of such fields that ask for plain text; an empty schema asks for any JSON.
+_NO_FORM = (None, "", False, {"type": "text"})
 _MOST_NESTED = 64
 
 
@@ -147,7 +149,11 @@ class Generation(Body):
     @property
     def forms(self) -> dict[str, Any]:
         """The fields that ask the server behind a gateway for JSON, or for what may be JSON."""
-        return {name: value for name, value in self._sent.items() if name.casefold() in _FORMS}
+        return {
+            name: value
+            for name, value in self._sent.items()
+            if name.casefold() in _FORMS and value not in _NO_FORM
+        }
 
     @model_validator(mode="before")
     @classmethod
