@@ -404,6 +404,15 @@ def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter() -> None
     assert (reason, whole["finish_reason"]) == ("content_filter", "content_filter")
 
 
+def test_repair_before_the_servers_own_filter_ends_an_answer_is_counted(
+    upstream: TextServer, server: Running
+) -> None:
+    says(upstream, Said(f"A {BAD} town."), Said(" small", reason="content_filter"))
+    choice = chat(server).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("A small", "content_filter")
+    assert (choice["tide"]["repaired"], choice["tide"]["repairs"]) == (True, 1)
+
+
 # Other paths, servers that are down or lack a path, connections
 
 

@@ -160,8 +160,15 @@ class Trial(BaseModel):
     @property
     def repairs(self) -> int:
         """How many texts failed before the accepted one; 0 if it is the model's own beginning."""
-        blocked = self.returned.finish_reason == "content_filter"
-        return max(0, self.chosen - blocked) if self.accepted else 0
+        if not self.accepted or self.chosen == 0:
+            return 0
+        # An answer that ends before a failed text is no repair of it: the model wrote nothing new.
+        last = self.trace[self.chosen - 1]
+        ends_before_it = (
+            self.returned.finish_reason == "content_filter"
+            and self.returned.iteration == last.iteration
+        )
+        return self.chosen - ends_before_it
 
     @property
     def failed(self) -> list[str]:
