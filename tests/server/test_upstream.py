@@ -131,6 +131,17 @@ def test_error_in_a_stream_that_has_begun_is_sent_without_rejected_text(
     assert BAD not in answer.text
 
 
+def test_error_of_the_server_must_pass_the_lower_threshold_of_a_request(
+    upstream: TextServer,
+) -> None:
+    upstream.faults = {"<quoted>": (400, {"error": {"message": "a middling text"}})}
+    with gateway(upstream, lambda texts: [0.3] * len(texts), toxicity_threshold=0.5) as server:
+        passed = server.ask("A <quoted> text", max_tokens=6)
+        withheld = server.ask("A <quoted> text", max_tokens=6, tide={"toxicity_threshold": 0.2})
+    assert passed.json()["error"]["message"] == "a middling text"
+    assert withheld.json()["error"]["code"] == "withheld"
+
+
 def test_error_of_the_server_is_withheld_while_the_scorer_is_down(upstream: TextServer) -> None:
     def scorer(texts: list[str]) -> list[float]:
         raise ScorerUnavailableError("down")

@@ -463,8 +463,11 @@ async def _without_unscored(error: Exception, call: Call) -> Exception:
 
 
 async def _passes(texts: Sequence[str], call: Call) -> bool:
-    """Return whether the texts pass the policy of a call, also with their escapes resolved."""
+    """Return whether the texts pass the limits of a call, also with their escapes resolved."""
     scoring = call.policy.scoring
+    lowered = {name: call.settings[name] for name in _THRESHOLDS if name in call.settings}
+    limits = scoring.acceptance.settings.model_copy(update=lowered)
+    acceptance = replace(scoring.acceptance, settings=limits)
     try:
         exchanges = [Exchange(call.prompt, read) for text in texts for read in readings(text)]
         scores = await scoring.score(exchanges)
@@ -472,7 +475,7 @@ async def _passes(texts: Sequence[str], call: Call) -> bool:
         return False
     if not exchanges:
         return True
-    return scoring.acceptance.passes(scoring.acceptance.worst(scores))
+    return acceptance.passes(acceptance.worst(scores))
 
 
 async def _joined(items: Mailbox[tuple[int, _Item]]) -> AsyncIterator[tuple[int, _Item]]:
