@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,11 +12,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import typer
 
 from tests import command
 from tests.engines.openai.server import TextServer
 from tests.server.processes import TIDE, Process, serving
 from tests.server.running import wait_until
+from tide.cli import serve
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 POLICIES = "policies:\n  first: {scorer: pocket, toxicity_threshold: %s}\n"
@@ -91,6 +95,24 @@ def test_workers_sum_metrics_reload_policies_and_replace_a_killed_one(
     gateway.popen.terminate()
     assert gateway.popen.wait(60) == 0
     assert not any(worker.is_running() for worker in running)
+
+
+def test_workers_end_with_an_error_when_no_killed_one_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = itertools.count(1)
+    killed, failed, terminated = signal.SIGKILL, 1 << 8, signal.SIGTERM
+    ends = iter([(1, killed), (2, killed), (3, failed), (4, terminated)])
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "fork", lambda: next(started))
+    monkeypatch.setattr(os, "wait", lambda: next(ends))
+    monkeypatch.setattr(os, "kill", lambda worker, number: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(serve, "_PAUSE", 0.0)
+    with pytest.raises(typer.Exit) as ended:
+        serve._supervises(2)
+    assert ended.value.exit_code == 1
+    assert list(ends) == []
 
 
 @pytest.mark.slow

@@ -374,15 +374,15 @@ def _supervises(count: int) -> bool:
     """Start `count` processes, and return True when they have ended; in each of them, False.
 
     A process that a signal kills is replaced, again and again if its replacement ends with an error
-    (the policy file may be invalid now) while others serve. Any other error ends all. Signals are
-    passed on: SIGHUP reloads the policies of all.
+    (the policy file may be invalid now) while older ones serve. Any other error ends all. Signals
+    are passed on: SIGHUP reloads the policies of all.
     """
     if count == 1:
         return False
     from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415  (slow import)
 
     alive, written = os.pipe()  # has an end when this process has none
-    workers: set[int] = set()
+    workers: dict[int, int] = {}  # process ids, with the order in which they were started
     started = code = 0
     is_ending = False
 
@@ -404,16 +404,18 @@ def _supervises(count: int) -> bool:
                 os.close(written)
                 _end_with(alive)
                 return False
-            workers.add(worker)
             started += 1
+            workers[worker] = started
         worker, status = os.wait()
-        workers.discard(worker)
+        order = workers.pop(worker)
         mark_process_dead(worker)  # type: ignore[no-untyped-call]
         ended = os.waitstatus_to_exitcode(status)
         if not is_ending:
             logger("tide.server").error(json.dumps({"worker ended": worker, "code": ended}))
         if ended > 0 and not is_ending:
-            if workers and started > count:
+            # Younger ones may be about to end in the same way, and then nobody would serve.
+            has_older = any(other < order for other in workers.values())
+            if has_older and order > count:
                 time.sleep(_PAUSE)
                 continue
             code = ended
