@@ -249,8 +249,9 @@ def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scor
         wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
         full = moderate("a", "b")
         go.set()
+        wait_until(lambda: moderate(*"abcd").status_code == 200, 20)
     assert (full.status_code, full.headers["retry-after"]) == (429, "1")
-    assert asked == [["one"], ["two", "three"]]
+    assert asked == [["one"], ["two", "three"], [*"abcd"]]
 
 
 # Readiness and threads of scorers
