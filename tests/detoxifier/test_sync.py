@@ -106,6 +106,22 @@ def test_device_dtype_and_max_batch_are_keywords() -> None:
         Detoxifier("any", engine="openai", device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"model": None}, r"^model: expected a name, .* got NoneType$"),
+        ({"model": 3}, r"^model: expected a name, .* got int$"),
+        ({"settings": {"seed": 1}}, r"^settings: expected tide.Settings, got dict"),
+        ({"settings": "fast"}, r"^settings: expected tide.Settings, got str"),
+    ],
+)
+def test_constructor_names_the_argument_of_a_wrong_type(
+    keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Detoxifier(**keywords)
+
+
 # Nothing accepted
 
 STUBBORN: dict[str, Any] = {"toxicity_threshold": 1e-6, "max_iterations": 2, "num_samples": 2}

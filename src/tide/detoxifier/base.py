@@ -61,6 +61,13 @@ def resolved(
 ) -> tuple[Settings, LoadedStrategy]:
     """Resolve settings and strategy from arguments of `Detoxifier`. Raises InputError."""
     if settings is not None:
+        passed: Any = settings  # callers may not check types
+        if not isinstance(passed, Settings):
+            kind = type(passed).__name__
+            raise InputError(
+                f"settings: expected tide.Settings, got {kind}; "
+                "single settings are keywords, as in seed=1"
+            )
         return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
     return resolve(preset_values(preset, model, strategy), overrides)

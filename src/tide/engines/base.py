@@ -147,10 +147,20 @@ class Ban(NamedTuple):
 
 
 def name_of(model: Any) -> str:
-    """Return the name of a model: a name, a path, an engine, or a model of transformers."""
+    """Return the name of a model: a name, a path, an engine, or a model of transformers.
+
+    Raises InputError for anything else.
+    """
     if isinstance(model, str | Path):
         return str(model)
-    return str(model.name if isinstance(model, Engine) else model.name_or_path)
+    if isinstance(model, Engine):
+        return str(model.name)
+    if not hasattr(model, "name_or_path"):
+        kind = type(model).__name__
+        raise InputError(
+            f"model: expected a name, a path, an engine or a model of transformers, got {kind}"
+        )
+    return str(model.name_or_path)
 
 
 class Engine(ABC):
