@@ -182,7 +182,9 @@ class Portal:
                 result = await call(*arguments)
             except asyncio.CancelledError:
                 if not future.cancelled():
-                    problem = f"the work was cancelled because the {self._owner} was closed"
+                    problem = "the work was cancelled"
+                    if self._closed:
+                        problem += f" because the {self._owner} was closed"
                     future.set_exception(self._error(problem))
             except Exception as error:
                 future.set_exception(error)
