@@ -16,6 +16,7 @@ from tests.engines.openai.server import TextServer
 from tests.fakes import RudeScorer
 from tests.server.gateways import ARGUMENTS, BAD, FINE, PARAMETERS, USER, says
 from tests.server.running import Running, counted, running, wait_until, written
+from tide.core.chat import forms_of
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.schemas import ChatRequest
 
@@ -211,7 +212,19 @@ def test_field_that_asks_for_plain_text_changes_no_answer(
     server = serve(FINE)
     assert server.post("/v1/completions", {"prompt": "A town", **plain}).status_code == 200
     chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **plain})
-    assert not chat.chat(is_passed_on=True).in_parts
+    assert not chat.chat(forms_of(chat.for_server())).in_parts
+
+
+def test_escapes_are_resolved_in_the_form_that_a_policy_asks_for(
+    serve: Serve, upstream: TextServer
+) -> None:
+    form = {"guided_json": {"type": "object"}}
+    server = serve(Said(r'{"a": "\u0064ull"}'), server_fields=json.dumps(form))
+    assert_refused(ask(server, tools=[]))
+    assert upstream.requests[0].items() >= form.items()
+    says(upstream, Said("A kind text."))
+    assert ask(server, tools=[], guided_json=None)["message"]["content"] == "A kind text."
+    assert server.post("/v1/completions", {"prompt": "A town"}).status_code == 400
 
 
 @pytest.mark.parametrize("tools", [TOOLS, []])

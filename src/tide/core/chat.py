@@ -31,6 +31,14 @@ from tide.core.sanitize import Unread, half_character, readings, strings_of_json
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
+# Fields by which vLLM, SGLang, llama.cpp and TGI are asked for JSON, or for text that may be JSON.
+_FORMS = (
+    *("guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
+    *("ebnf", "regex", "structural_tag"),
+    *("grammar", "json_schema", "response_format"),
+)
+# Values of such fields that ask for plain text; an empty schema asks for any JSON.
+_NO_FORM = (None, "", False, {"type": "text"})
 
 
 def _encodable(text: str) -> str:
@@ -176,6 +184,12 @@ class Chat(BaseModel):
         fields: dict[str, Any] = json.loads(self.asks or "{}")
         return fields
 
+    def asking(self, fields: Mapping[str, Any]) -> Self:
+        """Return the chat with further request fields in `asks`."""
+        if fields.keys() <= self.asked.keys():
+            return self
+        return self.model_copy(update={"asks": json.dumps({**fields, **self.asked})})
+
     @property
     def in_parts(self) -> bool:
         """Whether the chat involves tools or a response format; not every engine supports these."""
@@ -197,6 +211,15 @@ class Chat(BaseModel):
                 with suppress(Unread):  # most results are not JSON
                     texts += strings_of_json(text)
         return list(dict.fromkeys(texts))
+
+
+def forms_of(server_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that ask a server for JSON, or for text that may be JSON."""
+    return {
+        name: value
+        for name, value in server_fields.items()
+        if name.casefold() in _FORMS and value not in _NO_FORM
+    }
 
 
 class Rendered(str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 from anyio.to_thread import run_sync as in_thread
 
-from tide.core.chat import Chat, Rendered
+from tide.core.chat import Chat, Rendered, forms_of
 from tide.core.concurrency import gather
 from tide.core.errors import ContextLengthError, EngineError, InputError, PromptRefusedError
 from tide.core.results import Result, Trial, format_score
@@ -224,6 +225,8 @@ class DetoxifierBase:
     ) -> list[TrialTask]:
         """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
         limit, chat = self.engine.context_length, prompt if isinstance(prompt, Chat) else None
+        if chat is not None and settings.server_fields:
+            chat = chat.asking(forms_of(json.loads(settings.server_fields)))
         # Without this check, rendering many messages would take long.
         if chat is not None and limit is not None and len(chat.messages) > limit:
             raise ContextLengthError(

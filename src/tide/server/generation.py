@@ -27,7 +27,7 @@ from typing import Any
 
 import anyio
 
-from tide.core.chat import Chat, Parts
+from tide.core.chat import Chat, Parts, forms_of
 from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.results import Result, Trial
@@ -234,12 +234,15 @@ class Serving:
         if request.tide.trace and not limits.traces:
             message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
+        # A client's fields replace those of the policy.
+        fields = json.loads(usual.server_fields or "{}") | request.for_server()
+        forms = forms_of(fields) if self._passes_fields else None
         if isinstance(request, ChatRequest):
-            prompts: list[str] | list[Chat] = [request.chat(is_passed_on=self._passes_fields)]
+            prompts: list[str] | list[Chat] = [request.chat(forms)]
         else:
             assert isinstance(request, CompletionRequest)
-            if self._passes_fields and policy.mode == "enforce":
-                _check_no_form(request)
+            if policy.mode == "enforce":
+                _check_no_form(forms or {})
             prompts = request.prompt
         count = len(prompts) * request.n
         if count > limits.max_choices:
@@ -254,7 +257,7 @@ class Serving:
         for i in range(count):
             sampled = {**settings, "seed": (first + i) % _SEEDS}
             if self._passes_fields:
-                sampled["server_fields"] = self._server_fields(request, i, usual)
+                sampled["server_fields"] = self._server_fields(request, i, fields)
             calls.append(Call(policy, prompts[i // request.n], sampled, request.tokens_name))
         return calls
 
@@ -270,17 +273,14 @@ class Serving:
         if is_open and is_long and most < length:
             settings.setdefault("max_new_tokens", most)
 
-    def _server_fields(self, request: Generation, number: int, usual: Settings) -> str:
-        """Return the fields of choice `number` for the server behind a gateway, as JSON.
-
-        usual: the policy's settings, whose fields hold where the client sends none.
-        """
-        fields = json.loads(usual.server_fields or "{}") | request.for_server()
-        if fields.get("seed") is not None:
-            fields["seed"] += number
+    def _server_fields(self, request: Generation, number: int, fields: Mapping[str, Any]) -> str:
+        """Return the fields of choice `number` for the server behind a gateway, as JSON."""
+        sent = dict(fields)
+        if sent.get("seed") is not None:
+            sent["seed"] += number
         if request.model in (None, self.name):
-            fields["model"] = self._policies.engine.name
-        return json.dumps(fields)
+            sent["model"] = self._policies.engine.name
+        return json.dumps(sent)
 
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool
@@ -418,9 +418,9 @@ class Serving:
         self.metrics.under_way.set(self._under_way)
 
 
-def _check_no_form(request: CompletionRequest) -> None:
+def _check_no_form(forms: Iterable[str]) -> None:
     """Refuse to complete a prompt by JSON, whose strings are only scored in answers to chats."""
-    for name in request.forms:
+    for name in forms:
         message = f"{name}: strings of JSON are scored in chats; ask /v1/chat/completions"
         raise Refused(400, message, param=name)
 

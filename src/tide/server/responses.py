@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
@@ -107,9 +107,9 @@ class _Chat(ChatRequest):
     def tokens_name(self) -> str:
         return "max_output_tokens"
 
-    def chat(self, *, is_passed_on: bool = False) -> Chat:
+    def chat(self, forms: Mapping[str, Any] | None = None) -> Chat:
         try:
-            return super().chat(is_passed_on=is_passed_on)
+            return super().chat(forms)
         except InputError as error:
             raise InputError(str(error).replace("messages", "input", 1)) from None
 

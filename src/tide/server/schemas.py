@@ -34,14 +34,6 @@ from tide.server.answers import Refused
 _REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 # In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
 _REFUSED_IN_TEMPLATE = (*_REFUSED, "messages")
-# Fields by which vLLM, SGLang, llama.cpp and TGI are asked for JSON, or for text that may be JSON.
-_FORMS = (
-    *("guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
-    *("ebnf", "regex", "structural_tag"),
-    *("grammar", "json_schema", "response_format"),
-)
-# Values of such fields that ask for plain text; an empty schema asks for any JSON.
-_NO_FORM = (None, "", False, {"type": "text"})
 _MOST_NESTED = 64
 
 
@@ -144,15 +136,6 @@ class Generation(Body):
             name: value
             for name, value in self._sent.items()
             if name.casefold() not in self.not_passed
-        }
-
-    @property
-    def forms(self) -> dict[str, Any]:
-        """The fields that ask the server behind a gateway for JSON, or for what may be JSON."""
-        return {
-            name: value
-            for name, value in self._sent.items()
-            if name.casefold() in _FORMS and value not in _NO_FORM
         }
 
     @model_validator(mode="before")
@@ -341,18 +324,15 @@ class ChatRequest(Generation):
             raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
         return self
 
-    def chat(self, *, is_passed_on: bool = False) -> Chat:
+    def chat(self, forms: Mapping[str, Any] | None = None) -> Chat:
         """Return the chat to answer. Raises InputError for an invalid chat.
 
-        is_passed_on: whether the server behind a gateway gets the chat. Only such a server reads
-        parts of messages other than text, and `forms`.
+        forms: `forms_of` the fields that the server behind a gateway gets; None without such a
+        server, which alone reads parts of messages other than text.
         """
-        asks: dict[str, Any] = {}
-        if is_passed_on:
-            undeclared = self.forms.keys() - ChatRequest.model_fields.keys()
-            asks |= {name: self.forms[name] for name in sorted(undeclared)}
-        else:
+        if forms is None:
             self._check_only_text()
+        asks: dict[str, Any] = dict(sorted((forms or {}).items()))
         form = self.response_format
         for name, is_asked in {
             **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), bool(self.tools)),
