@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
+from torch import Tensor
 
 from tests.evaluation.runs import column
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
+    CompletionError,
     InputError,
     ScorerError,
 )
@@ -162,6 +164,15 @@ def test_fewer_trials_than_a_run_has(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "base", num_trials=5, progress=Stop())
     assert run(tmp_path, "base", num_trials=3).records == many.records
+
+
+def test_more_trials_that_all_fail_are_refused_with_their_error(tmp_path: Path) -> None:
+    def fails(x: Tensor, seed: int) -> str:
+        raise CompletionError("the server refused it")
+
+    run(tmp_path, "base", num_trials=1)
+    with pytest.raises(InputError, match="all prompts failed; id 0: the server refused it"):
+        run(tmp_path, "base", num_trials=2, engine=ScriptedEngine(fails))
 
 
 def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:

@@ -142,16 +142,21 @@ def evaluate(
         _measure(paths, references, options, progress)
         runs = []
         for method, path in zip(chosen, paths, strict=True):
-            _refuse_total_failure(path, failed[path])
+            num_trials = method.settings.num_trials
+            _refuse_total_failure(path, failed[path], num_trials)
             # Of an earlier call with more trials, a maximum of more completions would be larger.
-            whole = read_run(path, method.settings.num_trials)
+            whole = read_run(path, num_trials)
             runs.append(_part(replace(whole, failed=failed[path]), prompts.rows))
         return runs
 
 
-def _refuse_total_failure(path: Path, failed: Failed) -> None:
-    """Raise InputError, with the first error, if a run has no record since its prompts failed."""
-    if failed and not _records_of(path).records:
+def _refuse_total_failure(path: Path, failed: Failed, num_trials: int) -> None:
+    """Raise InputError, with the first error, if all prompts failed and no record is finished."""
+    if not failed:
+        return
+    # An earlier call with fewer trials may have left records.
+    records = _records_of(path).records.values()
+    if all(len(record.trials) < num_trials for record in records):
         row_id, error = next(iter(failed.items()))
         raise InputError(f"{path}: all prompts failed; id {row_id}: {error}")
 
