@@ -193,6 +193,10 @@ def test_images_pass_and_texts_beside_them_are_scored(
         for kind in ("text", "input_text", "unknown"):  # vLLM reads the second as text, too
             assert status({"type": kind, "text": "How dull is it?"}) == 400
         assert status({"type": "thinking", "thinking": "How dull is it?"}) == 400
+        # Mistral's models think in a list of texts, which clients send back.
+        for text, code in (("What is it?", 200), ("How dull is it?", 400)):
+            thought = [{"type": "text", "text": text}]
+            assert status({"type": "thinking", "thinking": thought}) == code
 
 
 def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: Running) -> None:

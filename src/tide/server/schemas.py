@@ -201,6 +201,19 @@ TextOr = Annotated[
 ]
 
 
+class TextPart(Wire):
+    """A part of a message of another API, or of a thought of Mistral's models."""
+
+    type: str
+    text: Text
+
+
+def text_of(content: str | Sequence[TextPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content)
+
+
 class Part(Wire):
     """A part of a message: a text, a model's refusal, or media (images, audio).
 
@@ -210,12 +223,16 @@ class Part(Wire):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
-    thinking: Text | None = None
+    thinking: TextOr[TextPart] | None = None
 
     @property
     def said(self) -> str | None:
         """The text or refusal, or None for media."""
         return {"text": self.text, "refusal": self.refusal}.get(self.type)
+
+    @property
+    def thought(self) -> str | None:
+        return None if self.thinking is None else text_of(self.thinking)
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -288,7 +305,7 @@ class ChatMessage(Wire):
             text = parts
         else:
             # Servers read parts of other types as text, too: vLLM `input_text` and `thinking`.
-            shown = [part.said or part.text or part.thinking for part in parts]
+            shown = [part.said or part.text or part.thought for part in parts]
             texts = [text for text in shown if text is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
         role = "system" if self.role == "developer" else self.role
@@ -399,19 +416,6 @@ class Translated(Body):
             first = error.errors()[0]
             param = str((*first["loc"], first.get("ctx", {}).get("param", "body"))[0])
             raise Refused(400, f"{param}: {first['msg']}", param=param) from None
-
-
-class TextPart(Wire):
-    """A part of a message of another API."""
-
-    type: str
-    text: Text
-
-
-def text_of(content: str | Sequence[TextPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content)
 
 
 def function_of(tool: Wire, parameters: Any, described: Iterable[str]) -> dict[str, Any]:
