@@ -70,6 +70,12 @@ def test_function_reads_exchanges_if_it_says_so() -> None:
     assert score_texts(scorer, pairs).values.tolist() == [1.0, 0.0]
 
 
+def test_scorer_with_a_misspelt_reads_is_refused() -> None:
+    """As a scorer of texts it would get no prompts."""
+    with pytest.raises(ScorerError, match=r"reads must be text or exchange \(got 'exchanges'\)"):
+        Detoxifier(FakeEngine(), scorer=FakeScorer(reads="exchanges"))
+
+
 @pytest.mark.parametrize("kind", [MaxScorer, MeanScorer])
 def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
     texts, exchanges = FakeScorer(), exchange_scorer()

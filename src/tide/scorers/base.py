@@ -149,8 +149,14 @@ class AsyncScorer(Protocol):
 
 
 def reads_exchanges(scorer: Scorer) -> bool:
-    """Return whether the scorer reads exchanges instead of texts (see `Scorer`)."""
-    return bool(getattr(scorer, "reads", "text") == "exchange")
+    """Return whether the scorer reads exchanges instead of texts (see `Scorer`).
+
+    Raises ScorerError for a misspelt `reads`: the scorer would get no prompts.
+    """
+    reads = getattr(scorer, "reads", "text")
+    if reads not in ("text", "exchange"):
+        raise ScorerError(f"scorer {scorer.name}: reads must be text or exchange (got {reads!r})")
+    return bool(reads == "exchange")
 
 
 def pace_of(scorer: Scorer) -> str:
