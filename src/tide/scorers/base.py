@@ -185,9 +185,10 @@ def code_of(scorer: Scorer) -> str:
 
 def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
+    takes_texts = not reads_exchanges(scorer)
     quick = getattr(scorer, "quick", False) is True
     waits = inspect.iscoroutinefunction(scorer.score)
-    return quick and not waits and not reads_exchanges(scorer)
+    return takes_texts and quick and not waits
 
 
 def is_concurrent(scorer: Scorer) -> bool:

@@ -106,12 +106,14 @@ def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
         TransformersEngine(prefixed)
 
 
-def test_loaded_model_is_in_training_again_after_its_engine(tmp_path: Path) -> None:
+def test_loaded_model_is_in_training_again_after_its_last_engine(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_causal_lm(tmp_path, "llama"))
     model.train()
     model.lm_head.eval()
     before = [module.training for module in model.modules()]
+    first = TransformersEngine(model)
     with TransformersEngine(model):
+        first.close()
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == before
 

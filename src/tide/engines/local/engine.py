@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from pydantic import Field
@@ -30,6 +31,9 @@ _MAX_BATCH = {"cpu": 64, "cuda": 256}
 # a difference of 0.2, and rounding to bfloat16 a difference of 0.02 in 24 layers.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
+
+# Open engines of models that transformers or peft has loaded; several may share one model.
+_OF_LOADED: WeakSet[TransformersEngine] = WeakSet()
 
 
 class TransformersEngine(EmbeddingEngine):
@@ -95,6 +99,7 @@ class TransformersEngine(EmbeddingEngine):
             if isinstance(model, torch.nn.Module):
                 self._in_training = [module for module in model.modules() if module.training]
                 tokenizer, self.model = loaded_model(model, self.name)
+                _OF_LOADED.add(self)
                 self.device, self.weights = self.model.device, fingerprint(self.model)
             else:
                 self.device = find_device(device)
@@ -193,9 +198,14 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _free(self) -> None:
         self._batch.close()
-        # Whoever gave the model may train it further, with dropout.
-        for module in self._in_training:
-            module.training = True
+        # Whoever gave the model may train it further, with dropout, after its last engine.
+        _OF_LOADED.discard(self)
+        sharing = [engine for engine in _OF_LOADED if engine.model is self.model]
+        if sharing:
+            sharing[0]._in_training += self._in_training
+        else:
+            for module in self._in_training:
+                module.training = True
         self._in_training.clear()
         del self.model, self.forward, self._layer, self._batch
         if self.device.type == "cuda":
