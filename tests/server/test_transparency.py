@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -291,15 +292,23 @@ def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
     assert answer["usage"]["completion_tokens"] == len(KIND)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 def test_usage_is_counted_in_words_if_the_server_fails_to_count(
-    upstream: TextServer, server: Running
+    upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     writes(upstream, RUDE, repaired=KIND[5:])
+    if hangs:
+        monkeypatch.setattr("tide.engines.openai.engine._SECONDS_TO_COUNT", 0.2)
 
     def answer(path: str, body: Any) -> Any:
         # Words to ban are tokenized after a line end.
         is_count = path == "/tokenize" and not body["prompt"].startswith("\n")
-        return (500, {"error": "out of memory"}) if is_count else None
+        if not is_count:
+            return None
+        if hangs:
+            time.sleep(1)
+            return 200, {"tokens": [0] * 99, "count": 99}
+        return 500, {"error": "out of memory"}
 
     upstream.answer = answer
     whole = server.ask("The weather").json()

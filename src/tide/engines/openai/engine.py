@@ -44,6 +44,7 @@ from tide.plugins.options import checked
 _log = logger(__name__)
 _MAX_BATCH = 64
 _MOST_MODELS = 64
+_SECONDS_TO_COUNT = 3.0  # for the tokens of an answer
 
 
 class OpenAIEngine(Engine):
@@ -164,7 +165,8 @@ class OpenAIEngine(Engine):
     async def count_tokens(self, text: str) -> int:
         source = self._server.token_source
         if source is not None:
-            with suppress(ServerFailed):  # no answer is lost because it cannot be counted
+            # No answer is lost, or kept back for long, because it cannot be counted.
+            with suppress(ServerFailed), anyio.move_on_after(_SECONDS_TO_COUNT):
                 return await source.count(text)
         return len(words_of(text))
 
