@@ -10,7 +10,12 @@ Every method runs with the default guide and its threshold on prompts 601 to 119
 RealToxicityPrompts-challenging (20 tokens, temperature 0.1) and, with seed 0, on 100 ordinary
 questions (60 tokens, temperature 0.7, in the chat template if there is one). `--rows` runs some of
 the methods; finished records are kept, and the tables always have all runs of OUT. They are printed
-and written to OUT as `table.csv`, `tests.csv` and `equivalence.csv`.
+and written to OUT as `table.csv`, `tests.csv` and `equivalence.csv`, beside what they are computed
+from, `outcomes.csv.gz`: a row for each completion, without its text. Of recorded outcomes the
+tables are made in seconds:
+
+    OUTCOMES=docs/results/smollm2-outcomes.csv.gz
+    python reproduction/first_page.py smollm2 --rows '' --recorded $OUTCOMES
 
 Shares are of completions, also of those that a method withholds. *harmless altered*: of the model's
 own completions that the first judge calls harmless. *ordinary altered*: of the answers to ordinary
@@ -24,16 +29,18 @@ forward tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import typer
-from frontier import add_estimate, changes, share
+from frontier import add_estimate, share
 from scipy.stats import bootstrap, norm
 
 from tide import InputError, TideError, load_engine
@@ -41,7 +48,7 @@ from tide.core.settings import Settings
 from tide.data.records import TrialRecord
 from tide.data.texts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
-from tide.evaluation.metrics import Estimate, summarize
+from tide.evaluation.metrics import Estimate, as_share, bootstrapped
 from tide.evaluation.significance import holm, signed_rank
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,6 +81,9 @@ DEFAULT = "backtrack"
 SEARCH, CONTROLS = "tide", ("shuffled", "random-walk")
 MARGIN = 0.02
 
+SETS = ("provoking", "ordinary")
+KEYS = ("set", "method", "seed", "id")
+TOXIC = "toxic by "
 COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
 
 
@@ -137,74 +147,127 @@ def runs_of(folder: Path, method: str) -> dict[int, Run]:
     return runs
 
 
-def pooled(runs: dict[int, Run]) -> Run:
-    """Return one run whose trials are those of the seeds."""
-    first = next(iter(runs.values()))
-    by_id: dict[Any, list[Any]] = {}
-    for seed, run in sorted(runs.items()):
-        for record in run.records:
-            trial = record.trials[0].model_copy(update={"number": seed})
-            by_id.setdefault(record.id, []).append((record, trial))
-    records = [
-        pairs[0][0].model_copy(update={"trials": [trial for _, trial in pairs], "seconds": None})
-        for pairs in by_id.values()
-        if len(pairs) == len(runs)
-    ]
-    return replace(first, records=records, config={**first.config, "num_trials": len(runs)})
-
-
-def on_common_seeds(first: dict[int, Run], second: dict[int, Run]) -> tuple[Run, Run]:
-    seeds = first.keys() & second.keys()
-    return tuple(pooled({seed: runs[seed] for seed in seeds}) for runs in (first, second))
-
-
 def short(source: str) -> str:
     return source.partition("@")[0]
 
 
-def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Run]]) -> Any:
+def outcomes(folder: Path) -> pd.DataFrame:
+    """Return a row for each completion of the runs in a folder, as the tables need them.
+
+    text: a digest, which tells whether two texts are equal. toxicity: by the guide.
+    """
+    frames = []
+    for asked, method in product(SETS, METHODS):
+        runs = runs_of(folder / asked, method) if (folder / asked / method).is_dir() else {}
+        for seed, run in runs.items():
+            trials = frame(run)
+            rows = pd.DataFrame({"set": asked, "method": method, "seed": seed, "id": trials["id"]})
+            rows["text"] = [digest(text) for text in trials["text"]]
+            rows["toxicity"] = trials[f"toxicity {run.scorer}"]
+            for source in run.sources[1:]:
+                rows[f"{TOXIC}{short(source)}"] = trials[f"toxic {source}"]
+            rows["degenerate"] = trials["degenerate"].astype(float)
+            rows["perplexity"] = np.nan
+            for reference in run.references:
+                rows["perplexity"] = trials[f"perplexity {reference}"]
+            rows["forward tokens"] = trials["forward_tokens"]
+            rows["accepted"] = trials["accepted"].astype(float)
+            frames.append(rows)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(KEYS))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def joined(rows: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
+    """Add the recorded outcomes of the methods and seeds that `rows` lack."""
+    runs = list(KEYS[:-1])
+    has_run = recorded.set_index(runs).index.isin(rows.set_index(runs).index)
+    return pd.concat([rows, recorded[~has_run]], ignore_index=True)
+
+
+def of_method(rows: pd.DataFrame, method: str, seeds: Collection[int] | None = None) -> Any:
+    """Return the outcomes of a method on the prompts that all its seeds have.
+
+    seeds: leave out all other seeds.
+    """
+    rows = rows[rows["method"] == method]
+    if seeds is not None:
+        rows = rows[rows["seed"].isin(seeds)]
+    number = rows.groupby("id")["seed"].transform("nunique")
+    return rows[number == rows["seed"].nunique()]
+
+
+def on_common_seeds(rows: pd.DataFrame, first: str, second: str) -> tuple[Any, Any]:
+    seeds = [set(rows.loc[rows["method"] == method, "seed"]) for method in (first, second)]
+    common = seeds[0] & seeds[1]
+    return of_method(rows, first, common), of_method(rows, second, common)
+
+
+def judges_of(rows: pd.DataFrame) -> list[str]:
+    return [column.removeprefix(TOXIC) for column in rows if column.startswith(TOXIC)]
+
+
+def table(provoking: pd.DataFrame, ordinary: pd.DataFrame) -> Any:
     """Return a frame with a row for each method; intervals are in columns of their own."""
     rows = []
-    for name, runs in provoking.items():
-        run, base = on_common_seeds(runs, provoking["base"])
-        summary = summarize(run, unmodified_run=base)
-        row: dict[str, Any] = {"method": name, "seeds": len(runs), "prompts": summary.prompts}
-        judges = run.sources[1:]
-        for source in judges:
-            if "each" not in summary.toxicity[source]:
-                raise InputError(f"{name}: a run has no scores of {source}; finish it with --rows")
-            add_estimate(row, f"toxic by {short(source)}", summary.toxicity[source]["each"])
-        altered = summary.toxicity[judges[0]].get("changed")
-        if name != "base" and altered is not None:
-            add_estimate(row, "harmless altered", altered)
-        if name != "base" and (name in ordinary or name in WHOLE):
-            add_estimate(row, "ordinary altered", ordinary_altered(name, ordinary))
-        add_estimate(row, "degenerate", summary.averages["degenerate"])
-        trials = frame(run)
-        for reference in run.references:
-            values = trials[f"perplexity {reference}"].dropna().to_numpy()
-            if len(values) > 1:
-                add_estimate(row, "perplexity", median(values))
-        add_estimate(row, "forward tokens", of_prompts(np.mean, per_prompt(run, "forward_tokens")))
-        not_accepted = trials["accepted"].dropna()
-        if len(not_accepted):
-            row["not accepted"] = float(1 - not_accepted.astype(float).mean())
+    judges = judges_of(provoking)
+    for method in METHODS:
+        if method not in set(provoking["method"]):
+            continue
+        run, base = on_common_seeds(provoking, method, "base")
+        row: dict[str, Any] = {"method": method, "seeds": run["seed"].nunique()}
+        row["prompts"] = run["id"].nunique()
+        for judge_name in judges:
+            if run[f"{TOXIC}{judge_name}"].isna().any():
+                message = f"{method}: a run has no scores of {judge_name}; finish it with --rows"
+                raise InputError(message)
+            add_estimate(row, f"{TOXIC}{judge_name}", mean_share(run, f"{TOXIC}{judge_name}"))
+        if method != "base":
+            add_estimate(row, "harmless altered", harmless_altered(run, base, judges[0]))
+            if method in WHOLE or method in set(ordinary["method"]):
+                add_estimate(row, "ordinary altered", ordinary_altered(method, ordinary))
+        add_estimate(row, "degenerate", mean_share(run, "degenerate"))
+        if run["perplexity"].count() > 1:
+            add_estimate(row, "perplexity", median_perplexity(run))
+        tokens = of_prompts(np.mean, per_prompt(run, "forward tokens"))
+        add_estimate(row, "forward tokens", tokens)
+        if run["accepted"].count():
+            row["not accepted"] = float(1 - run["accepted"].mean())
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def ordinary_altered(name: str, ordinary: dict[str, dict[int, Run]]) -> Estimate:
-    unsteered = pooled(ordinary["base"])
-    if name in WHOLE:
-        altered = [trial.toxicity >= THRESHOLD for _, trial in unsteered.trials]
+def mean_share(rows: pd.DataFrame, column: str) -> Estimate:
+    """Return the share of completions with a flag, with an interval over prompts."""
+    by_prompt = rows.groupby("id")[column]
+    sums, counts = by_prompt.sum().to_numpy(), by_prompt.count().to_numpy()
+    estimate = bootstrapped({(column,): sums}, {(column,): counts})[column,]
+    return as_share(estimate, counts)
+
+
+def harmless_altered(run: pd.DataFrame, base: pd.DataFrame, judge_name: str) -> Estimate:
+    """Return the share altered of the model's own completions that a judge calls harmless."""
+    pairs = run.merge(base, on=["id", "seed"], suffixes=("", " before"))
+    is_altered = (pairs["text"] != pairs["text before"]).astype(float)
+    pairs["altered"] = is_altered.where(pairs[f"{TOXIC}{judge_name} before"] == 0)
+    return mean_share(pairs, "altered")
+
+
+def ordinary_altered(method: str, ordinary: pd.DataFrame) -> Estimate:
+    unsteered = of_method(ordinary, "base").set_index("id")
+    if method in WHOLE:
+        altered = unsteered["toxicity"] >= THRESHOLD
     else:
-        altered = changes(unsteered, pooled(ordinary[name]))
-    return share(altered)
+        texts = of_method(ordinary, method).set_index("id")["text"]
+        altered = texts != unsteered["text"].reindex(texts.index)
+    return share([bool(is_altered) for is_altered in altered])
 
 
-def per_prompt(run: Run, column: str) -> Any:
-    """Return the mean of a column over the trials of each prompt."""
-    return frame(run).groupby("id")[column].mean()
+def per_prompt(rows: pd.DataFrame, column: str) -> Any:
+    """Return the mean of a column over the completions of each prompt."""
+    return rows.groupby("id")[column].mean()
 
 
 def of_prompts(statistic: Any, *samples: Any) -> Estimate:
@@ -223,47 +286,54 @@ def of_prompts(statistic: Any, *samples: Any) -> Estimate:
     return Estimate(float(statistic(*data)), float(interval.low), float(interval.high))
 
 
-median = partial(of_prompts, np.median)
+def median_perplexity(rows: pd.DataFrame) -> Estimate:
+    by_prompt = rows.pivot(index="id", columns="seed", values="perplexity").to_numpy()
+    return of_prompts(partial(median_of, by_prompt), np.arange(len(by_prompt)))
 
 
-def tests(provoking: dict[str, dict[int, Run]]) -> Any:
+def median_of(by_prompt: Any, prompts: Any) -> float:
+    """Return the median over the completions of these prompts, numbers of rows."""
+    return float(np.nanmedian(by_prompt[prompts.astype(int)]))
+
+
+def tests(rows: pd.DataFrame) -> Any:
     """Compare each method's toxic share with that of the default."""
-    rows = []
-    for name, runs in provoking.items():
-        if name == DEFAULT:
+    tested = []
+    for method in METHODS:
+        if method == DEFAULT or method not in set(rows["method"]):
             continue
-        run, default = on_common_seeds(runs, provoking[DEFAULT])
-        for source in run.sources[1:]:
-            gaps = differences(run, default, source)
+        run, default = on_common_seeds(rows, method, DEFAULT)
+        for judge_name in judges_of(rows):
+            gaps = differences(run, default, judge_name)
             p_value = min(1.0, 2 * min(signed_rank(gaps), signed_rank(-gaps)))
-            row = {"method": name, "against": DEFAULT, "judge": short(source), "prompts": len(gaps)}
+            row = {"method": method, "against": DEFAULT, "judge": judge_name, "prompts": len(gaps)}
             add_estimate(row, "difference", of_prompts(np.mean, gaps))
-            rows.append({**row, "differ": int((gaps != 0).sum()), "p": p_value})
-    for row, p_value in zip(rows, holm([row["p"] for row in rows]), strict=True):
+            tested.append({**row, "differ": int((gaps != 0).sum()), "p": p_value})
+    for row, p_value in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p, Holm"] = p_value
-    return pd.DataFrame(rows)
+    return pd.DataFrame(tested)
 
 
-def differences(run: Run, other: Run, source: str) -> Any:
+def differences(run: pd.DataFrame, other: pd.DataFrame, judge_name: str) -> Any:
     """Return the differences of each prompt's share of toxic completions."""
-    column = f"toxic {source}"
+    column = f"{TOXIC}{judge_name}"
     return (per_prompt(run, column) - per_prompt(other, column)).dropna().to_numpy()
 
 
-def equivalence(provoking: dict[str, dict[int, Run]]) -> Iterator[dict[str, Any]]:
+def equivalence(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Test the search against its controls: toxicity within the margin, and the ratio of tokens."""
-    for name in CONTROLS:
-        if name not in provoking or SEARCH not in provoking:
+    for method in CONTROLS:
+        if not {method, SEARCH} <= set(rows["method"]):
             continue
-        control, search = on_common_seeds(provoking[name], provoking[SEARCH])
-        for source in control.sources[1:]:
-            gaps = differences(control, search, source)
-            row = {"method": name, "against": SEARCH, "measure": f"toxic by {short(source)}"}
+        control, search = on_common_seeds(rows, method, SEARCH)
+        for judge_name in judges_of(rows):
+            gaps = differences(control, search, judge_name)
+            row = {"method": method, "against": SEARCH, "measure": f"{TOXIC}{judge_name}"}
             row["prompts"] = len(gaps)
             add_estimate(row, "value", of_prompts(np.mean, gaps))
             yield {**row, "p of equivalence": equivalence_p(gaps)}
-        tokens = [per_prompt(run, "forward_tokens") for run in (control, search)]
-        row = {"method": name, "against": SEARCH, "measure": "forward tokens, ratio"}
+        tokens = [per_prompt(run, "forward tokens") for run in (control, search)]
+        row = {"method": method, "against": SEARCH, "measure": "forward tokens, ratio"}
         row["prompts"] = len(tokens[0])
         add_estimate(row, "value", of_prompts(ratio_of_means, *tokens))
         yield row
@@ -302,22 +372,29 @@ def main(
     rows: Annotated[str, typer.Option(help="Methods to run; '' makes only the tables.")] = ALL,
     other: Annotated[str, typer.Option(help="Model that measures perplexity.")] = "",
     artefacts: Annotated[Path | None, typer.Option(help="What `tide fit` wrote.")] = None,
+    recorded: Annotated[Path | None, typer.Option(help="Outcomes of further seeds.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/first-page"),
 ) -> None:
     other = other or ("gemma3-270m" if model == "smollm2" else "smollm2")
     if rows:
         generate(rows.split(","), seeds, model, other, artefacts, out / model)
-    folders = [out / model / kind for kind in ("provoking", "ordinary")]
-    provoking, ordinary = (
-        {name: runs_of(folder, name) for name in METHODS if (folder / name).is_dir()}
-        for folder in folders
-    )
-    show(f"{model}: {PROMPTS}", table(provoking, ordinary), out / model / "table.csv")
-    if DEFAULT in provoking:
-        show(f"{model}: against {DEFAULT}", tests(provoking), out / model / "tests.csv")
+    made = outcomes(out / model)
+    if recorded is not None:
+        made = joined(made, pd.read_csv(recorded))
+    if made.empty:
+        raise InputError(f"{out / model}: no runs; make them with --rows, or name --recorded")
+    provoking, ordinary = (made[made["set"] == asked] for asked in SETS)
+    out = out / model
+    out.mkdir(parents=True, exist_ok=True)
+    # Without the time in its head, equal outcomes make equal files.
+    zipped = {"method": "gzip", "mtime": 1}
+    made.to_csv(out / "outcomes.csv.gz", index=False, float_format="%.6g", compression=zipped)
+    show(f"{model}: {PROMPTS}", table(provoking, ordinary), out / "table.csv")
+    if DEFAULT in set(provoking["method"]):
+        show(f"{model}: against {DEFAULT}", tests(provoking), out / "tests.csv")
     equal = pd.DataFrame(equivalence(provoking))
     if len(equal):
-        show(f"{model}: margin {MARGIN}", equal, out / model / "equivalence.csv")
+        show(f"{model}: margin {MARGIN}", equal, out / "equivalence.csv")
 
 
 if __name__ == "__main__":

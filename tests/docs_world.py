@@ -43,7 +43,7 @@ def _prepare(here: Path) -> None:
     write(here / "prompts.jsonl", numbered)
     write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
-    (here / "docs").mkdir()
+    shutil.copytree(REPOSITORY / "docs" / "results", here / "docs" / "results")
     for name in ("artefacts", "examples", "reproduction"):
         shutil.copytree(REPOSITORY / name, here / name)
     scripts = [*(REPOSITORY / "benchmarks").glob("*.py"), REPOSITORY / "models" / "probes.py"]

@@ -2,45 +2,108 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 
-from tests.evaluation.runs import JUDGE, changed, record, run
+from tests.evaluation.runs import record, run, write
 from tests.scripts.loading import load_script
 from tide.core.errors import InputError
-from tide.evaluation.runs import Run
 
 first_page = load_script("reproduction/first_page.py")
+ROOT = Path(__file__).parents[2]
+TOXIC = "toxic by judge"
 
 
-def seeds(*scores: list[float], name: str = "backtrack") -> dict[int, Run]:
-    """One run per seed, with a score for each prompt."""
-    return {seed: run([[score] for score in of_seed], name) for seed, of_seed in enumerate(scores)}
+def rows_of(method: str, *scores: list[float], **columns: object) -> pd.DataFrame:
+    """Outcomes of one run per seed, with a flag for each prompt."""
+    rows = [
+        {"set": "provoking", "method": method, "seed": seed, "id": number, TOXIC: float(flag)}
+        for seed, of_seed in enumerate(scores)
+        for number, flag in enumerate(of_seed)
+    ]
+    filled = {"text": "same", "toxicity": 0.0, "degenerate": 0.0, "forward tokens": 1.0}
+    filled |= {"perplexity": np.nan, "accepted": np.nan, **columns}
+    return pd.DataFrame(rows).assign(**filled)
 
 
-def test_pooled_runs_have_a_trial_for_each_seed() -> None:
-    """Prompts that a seed lacks are left out."""
-    pooled = first_page.pooled(seeds([0.1, 0.9, 0.5], [0.2, 0.8]))
-    scores = [[trial.toxicity for trial in record.trials] for record in pooled.records]
-    assert scores == [[0.1, 0.2], [0.9, 0.8]]
-    assert [trial.number for trial in pooled.records[0].trials] == [0, 1]
-    assert pooled.config["num_trials"] == 2
+def test_outcomes_of_a_run_are_what_it_recorded(tmp_path: Path) -> None:
+    for method, scores in (("base", [[0.9], [0.2]]), ("backtrack", [[0.9], [0.1]])):
+        runs_folder = tmp_path / "provoking" / method
+        write(run(scores, method, settings={"seed": 3}), runs_folder / method)
+    rows = first_page.outcomes(tmp_path)
+    assert rows["method"].tolist() == ["base", "base", "backtrack", "backtrack"]
+    assert rows["id"].tolist() == [0, 1, 0, 1]
+    assert set(rows["seed"]) == {3}
+    assert rows["toxicity"].tolist() == [0.9, 0.2, 0.9, 0.1]
+    assert rows[TOXIC].tolist() == [1, 0, 1, 0]
+    # The texts of `record` hold the score.
+    assert rows["text"].nunique() == 3
+    assert not rows["text"].str.contains("kind").any()
+    again = first_page.joined(rows[rows["method"] == "base"], rows)
+    assert again.sort_index(axis=1).equals(rows.sort_index(axis=1))
+
+
+def test_outcomes_of_prompts_that_a_seed_lacks_are_left_out() -> None:
+    rows = first_page.of_method(rows_of("tide", [0, 1, 0], [1, 1]), "tide")
+    assert rows["id"].tolist() == [0, 1, 0, 1]
+    assert first_page.per_prompt(rows, TOXIC).tolist() == [0.5, 1.0]
 
 
 def test_table_names_a_method_without_scores_of_a_judge() -> None:
-    runs = seeds([0.9], name="base")
-    changed(runs[0], 0, judge_scores={JUDGE: [None]})
-    with pytest.raises(InputError, match=f"base: a run has no scores of {JUDGE}"):
-        first_page.table({"base": runs}, {})
+    rows = rows_of("base", [1, np.nan])
+    with pytest.raises(InputError, match="base: a run has no scores of judge"):
+        first_page.table(rows, rows)
+
+
+def test_table_has_altered_harmless_and_ordinary_texts() -> None:
+    base = rows_of("base", [0, 0, 1, 0], toxicity=[0.0, 0.5, 0.0, 0.0])
+    rewound = rows_of("backtrack", [0, 0, 0, 0], text=["same", "other", "other", "same"])
+    walk = rows_of("random-walk", [0, 0, 0, 0])
+    rows = pd.concat([base, rewound, walk])
+    table = first_page.table(rows, rows).set_index("method")
+    assert table.loc["backtrack", "harmless altered"] == pytest.approx(1 / 3)
+    assert table.loc["backtrack", "ordinary altered"] == 0.5
+    # It alters what reaches the threshold.
+    assert table.loc["random-walk", "ordinary altered"] == 0.25
+    assert table.loc["base", TOXIC] == 0.25
 
 
 def test_methods_are_compared_on_common_seeds() -> None:
     """By the toxic shares of each prompt."""
-    walk = seeds([0.9, 0.1], [0.1, 0.1], [0.9, 0.9])
-    default = seeds([0.1, 0.1], [0.1, 0.9])
-    pair = first_page.on_common_seeds(walk, default)
-    assert [len(pooled.records[0].trials) for pooled in pair] == [2, 2]
-    assert first_page.differences(*pair, JUDGE).tolist() == [0.5, -0.5]
+    walk = rows_of("random-walk", [1, 0], [0, 0], [1, 1])
+    default = rows_of("backtrack", [0, 0], [0, 1])
+    rows = pd.concat([walk, default])
+    pair = first_page.on_common_seeds(rows, "random-walk", "backtrack")
+    assert [rows["seed"].nunique() for rows in pair] == [2, 2]
+    assert first_page.differences(*pair, "judge").tolist() == [0.5, -0.5]
+
+
+def test_perplexity_interval_is_over_prompts() -> None:
+    """Completions of one prompt are alike, so further seeds do not narrow it."""
+    flags, perplexity = [0.0] * 101, list(np.arange(101.0))
+    once = first_page.median_perplexity(rows_of("tide", flags, perplexity=perplexity))
+    rows = rows_of("tide", flags, flags, perplexity=perplexity * 2)
+    assert first_page.median_perplexity(rows) == once
+    assert once.value == 50
+    assert 30 < once.low < 50 < once.high < 70
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
+def test_published_table_is_that_of_the_recorded_outcomes(model: str, tmp_path: Path) -> None:
+    results = ROOT / "docs/results"
+    first_page.main(model, 1, "", "", None, results / f"{model}-outcomes.csv.gz", tmp_path)
+    for name in ("table", "tests", "equivalence"):
+        made = pd.read_csv(tmp_path / model / f"{name}.csv")
+        published = pd.read_csv(results / f"{model}-{name}.csv")
+        # Holm's correction counts the tests of all methods of the page.
+        columns = [column for column in made if column != "p, Holm"]
+        keys = [column for column in columns if column in ("method", "judge", "measure")]
+        rows = published.merge(made[keys])[columns]
+        assert len(rows) == len(made) > 0
+        pd.testing.assert_frame_equal(rows, made[columns], rtol=1e-3)
 
 
 def test_equivalence_needs_a_small_mean_and_a_small_error() -> None:
@@ -48,9 +111,6 @@ def test_equivalence_needs_a_small_mean_and_a_small_error() -> None:
     assert first_page.equivalence_p(many) < 0.001
     assert first_page.equivalence_p(np.append(many, [1.0] * 40)) > 0.4
     assert first_page.equivalence_p(np.zeros(20)) > 0.05
-    median = first_page.median(np.arange(101.0))
-    assert median.value == pytest.approx(50)
-    assert 30 < median.low < 50 < median.high < 70
 
 
 @pytest.mark.parametrize(

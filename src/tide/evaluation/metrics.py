@@ -129,7 +129,7 @@ class _Averages:
         estimates = bootstrapped(self.sums, self.counts)
         for name in estimates:
             if name[-1] in _SHARES:
-                estimates[name] = _share(estimates[name], self.counts[name])
+                estimates[name] = as_share(estimates[name], self.counts[name])
         return estimates
 
 
@@ -260,7 +260,7 @@ def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[floa
     return all_or_none(score_of(run, trial, source) for trial in trials)
 
 
-def _share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:
+def as_share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:
     """Give a share of prompts, and a share of 0 or 1, Wilson's interval. counts: by prompt."""
     prompts = counts[counts > 0]
     if (prompts == 1).all() or ratio.value in (0.0, 1.0):
