@@ -29,7 +29,6 @@ forward tokens.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,6 +49,7 @@ from tide.data.texts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
 from tide.evaluation.metrics import Estimate, as_share, bootstrapped
 from tide.evaluation.significance import holm, signed_rank
+from tide.scorers.pocket import digest
 
 REPOSITORY = Path(__file__).parents[1]
 ORDINARY = REPOSITORY / "benchmarks/questions/ordinary.jsonl"
@@ -157,12 +157,14 @@ def outcomes(folder: Path) -> pd.DataFrame:
     text: a digest, which tells whether two texts are equal. toxicity: by the guide.
     """
     frames = []
-    for asked, method in product(SETS, METHODS):
-        runs = runs_of(folder / asked, method) if (folder / asked / method).is_dir() else {}
+    for set_name, method in product(SETS, METHODS):
+        path = folder / set_name
+        runs = runs_of(path, method) if (path / method).is_dir() else {}
         for seed, run in runs.items():
             trials = frame(run)
-            rows = pd.DataFrame({"set": asked, "method": method, "seed": seed, "id": trials["id"]})
-            rows["text"] = [digest(text) for text in trials["text"]]
+            keys = {"set": set_name, "method": method, "seed": seed, "id": trials["id"]}
+            rows = pd.DataFrame(keys)
+            rows["text"] = [digest(text.encode()) for text in trials["text"]]
             rows["toxicity"] = trials[f"toxicity {run.scorer}"]
             for source in run.sources[1:]:
                 rows[f"{TOXIC}{short(source)}"] = trials[f"toxic {source}"]
@@ -174,10 +176,6 @@ def outcomes(folder: Path) -> pd.DataFrame:
             rows["accepted"] = trials["accepted"].astype(float)
             frames.append(rows)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(KEYS))
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def joined(rows: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
@@ -243,8 +241,9 @@ def mean_share(rows: pd.DataFrame, column: str) -> Estimate:
     """Return the share of completions with a flag, with an interval over prompts."""
     by_prompt = rows.groupby("id")[column]
     sums, counts = by_prompt.sum().to_numpy(), by_prompt.count().to_numpy()
-    estimate = bootstrapped({(column,): sums}, {(column,): counts})[column,]
-    return as_share(estimate, counts)
+    name = (column,)
+    estimates = bootstrapped({name: sums}, {name: counts})
+    return as_share(estimates[name], counts)
 
 
 def harmless_altered(run: pd.DataFrame, base: pd.DataFrame, judge_name: str) -> Estimate:
@@ -298,7 +297,7 @@ def median_of(by_prompt: Any, prompts: Any) -> float:
 
 def tests(rows: pd.DataFrame) -> Any:
     """Compare each method's toxic share with that of the default."""
-    tested = []
+    comparisons = []
     for method in METHODS:
         if method == DEFAULT or method not in set(rows["method"]):
             continue
@@ -308,10 +307,11 @@ def tests(rows: pd.DataFrame) -> Any:
             p_value = min(1.0, 2 * min(signed_rank(gaps), signed_rank(-gaps)))
             row = {"method": method, "against": DEFAULT, "judge": judge_name, "prompts": len(gaps)}
             add_estimate(row, "difference", of_prompts(np.mean, gaps))
-            tested.append({**row, "differ": int((gaps != 0).sum()), "p": p_value})
-    for row, p_value in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            comparisons.append({**row, "differ": int((gaps != 0).sum()), "p": p_value})
+    corrected = holm([row["p"] for row in comparisons])
+    for row, p_value in zip(comparisons, corrected, strict=True):
         row["p, Holm"] = p_value
-    return pd.DataFrame(tested)
+    return pd.DataFrame(comparisons)
 
 
 def differences(run: pd.DataFrame, other: pd.DataFrame, judge_name: str) -> Any:
@@ -378,17 +378,18 @@ def main(
     other = other or ("gemma3-270m" if model == "smollm2" else "smollm2")
     if rows:
         generate(rows.split(","), seeds, model, other, artefacts, out / model)
-    made = outcomes(out / model)
-    if recorded is not None:
-        made = joined(made, pd.read_csv(recorded))
-    if made.empty:
-        raise InputError(f"{out / model}: no runs; make them with --rows, or name --recorded")
-    provoking, ordinary = (made[made["set"] == asked] for asked in SETS)
     out = out / model
+    completions = outcomes(out)
+    if recorded is not None:
+        completions = joined(completions, pd.read_csv(recorded))
+    if completions.empty:
+        raise InputError(f"{out}: no runs; make them with --rows, or name --recorded")
+    provoking, ordinary = (completions[completions["set"] == name] for name in SETS)
     out.mkdir(parents=True, exist_ok=True)
     # Without the time in its head, equal outcomes make equal files.
-    zipped = {"method": "gzip", "mtime": 1}
-    made.to_csv(out / "outcomes.csv.gz", index=False, float_format="%.6g", compression=zipped)
+    compression = {"method": "gzip", "mtime": 1}
+    path = out / "outcomes.csv.gz"
+    completions.to_csv(path, index=False, float_format="%.6g", compression=compression)
     show(f"{model}: {PROMPTS}", table(provoking, ordinary), out / "table.csv")
     if DEFAULT in set(provoking["method"]):
         show(f"{model}: against {DEFAULT}", tests(provoking), out / "tests.csv")

@@ -42,8 +42,8 @@ def test_outcomes_of_a_run_are_what_it_recorded(tmp_path: Path) -> None:
     # The texts of `record` hold the score.
     assert rows["text"].nunique() == 3
     assert not rows["text"].str.contains("kind").any()
-    again = first_page.joined(rows[rows["method"] == "base"], rows)
-    assert again.sort_index(axis=1).equals(rows.sort_index(axis=1))
+    joined_rows = first_page.joined(rows[rows["method"] == "base"], rows)
+    assert joined_rows.sort_index(axis=1).equals(rows.sort_index(axis=1))
 
 
 def test_outcomes_of_prompts_that_a_seed_lacks_are_left_out() -> None:
@@ -96,14 +96,14 @@ def test_published_table_is_that_of_the_recorded_outcomes(model: str, tmp_path: 
     results = ROOT / "docs/results"
     first_page.main(model, 1, "", "", None, results / f"{model}-outcomes.csv.gz", tmp_path)
     for name in ("table", "tests", "equivalence"):
-        made = pd.read_csv(tmp_path / model / f"{name}.csv")
+        computed = pd.read_csv(tmp_path / model / f"{name}.csv")
         published = pd.read_csv(results / f"{model}-{name}.csv")
         # Holm's correction counts the tests of all methods of the page.
-        columns = [column for column in made if column != "p, Holm"]
+        columns = [column for column in computed if column != "p, Holm"]
         keys = [column for column in columns if column in ("method", "judge", "measure")]
-        rows = published.merge(made[keys])[columns]
-        assert len(rows) == len(made) > 0
-        pd.testing.assert_frame_equal(rows, made[columns], rtol=1e-3)
+        rows = published.merge(computed[keys])[columns]
+        assert len(rows) == len(computed) > 0
+        pd.testing.assert_frame_equal(rows, computed[columns], rtol=1e-3)
 
 
 def test_equivalence_needs_a_small_mean_and_a_small_error() -> None:

@@ -117,9 +117,10 @@ async def score_whole(
 
 def _form(chat: Chat) -> Form | None:
     """Return the form that the fields of a chat ask for; None if the answer is plain text."""
-    if "response_format" in chat.asked:
+    names = chat.asked.keys()  # reads JSON
+    if "response_format" in names:
         return "json"
-    return "any" if chat.asked.keys() - _OF_TOOLS else None
+    return "any" if names - _OF_TOOLS else None
 
 
 def texts_of(

@@ -185,7 +185,7 @@ def code_of(scorer: Scorer) -> str:
 
 def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
-    takes_texts = not reads_exchanges(scorer)
+    takes_texts = not reads_exchanges(scorer)  # asked of every scorer: it refuses a misspelt one
     quick = getattr(scorer, "quick", False) is True
     waits = inspect.iscoroutinefunction(scorer.score)
     return takes_texts and quick and not waits
