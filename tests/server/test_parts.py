@@ -180,6 +180,7 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
         {"guided_json": {"type": "object"}},
         {"json_schema": {"type": "object"}},
         {"structured_outputs": {"json_object": True}},
+        {"nvext": {"guided_json": {"type": "object"}}},
         {"grammar": "root ::= object"},
     ],
 )

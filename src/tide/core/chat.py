@@ -31,11 +31,13 @@ from tide.core.sanitize import Unread, half_character, readings, strings_of_json
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
-# Fields by which vLLM, SGLang, llama.cpp and TGI are asked for JSON, or for text that may be JSON.
+# Fields that ask for JSON, or for text that may be JSON: of vLLM, SGLang, llama.cpp, TGI, TabbyAPI
+# and NIM.
 _FORMS = (
     *("guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
     *("ebnf", "regex", "structural_tag"),
     *("grammar", "json_schema", "response_format"),
+    *("grammar_string", "regex_pattern", "nvext"),
 )
 # Values of such fields that ask for plain text; an empty schema asks for any JSON.
 _NO_FORM = (None, "", False, {"type": "text"})
