@@ -25,12 +25,16 @@ FINE = Said("I look.", "They ask for a river.", [("find", ARGUMENTS), ("find", "
 
 @contextmanager
 def gateway(
-    upstream: TextServer, scorer: Any = None, deadline: float = 120.0, **options: Any
+    upstream: TextServer,
+    scorer: Any = None,
+    deadline: float = 120.0,
+    timeout: float = 60.0,
+    **options: Any,
 ) -> Iterator[Running]:
     """A gateway before `upstream`, whose scorer objects to `BAD`."""
     settings = {"preset": "backtrack", "toxicity_threshold": 0.5, **options}
     with (
-        OpenAIEngine("tiny", base_url=upstream.url, deadline=deadline) as engine,
+        OpenAIEngine("tiny", base_url=upstream.url, deadline=deadline, timeout=timeout) as engine,
         running(engine, scorer or RudeScorer(BAD), **settings) as server,
     ):
         upstream.requests.clear()

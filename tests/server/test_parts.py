@@ -174,6 +174,39 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     assert server.metric(changed) == before + 1
 
 
+def test_refusal_in_place_of_an_asked_form_is_scored_and_sent_as_one(
+    serve: Serve, upstream: TextServer
+) -> None:
+    refusal = Said("I cannot help.", field="refusal")
+    server = serve(refusal)
+    choice = ask(server, **AS_JSON)
+    message = choice["message"]
+    assert (message["content"], message["refusal"]) == (None, refusal.text)
+    assert choice["finish_reason"] == "stop"
+    assert refusal.text in server.scorer.texts
+    deltas, _ = streamed(server, **AS_JSON)
+    assert {name: value for delta in deltas for name, value in delta.items()} == {
+        "role": "assistant",
+        "refusal": refusal.text,
+    }
+    assert ask(server, tools=[])["message"]["content"] == refusal.text
+    for more in (AS_JSON, {"tools": []}):
+        says(upstream, Said("A dull refusal.", field="refusal"))
+        assert BAD not in json.dumps(ask(server, **more)["message"])
+
+
+def test_json_that_the_filter_of_the_server_cuts_is_sent_if_its_strings_pass(
+    serve: Serve, upstream: TextServer
+) -> None:
+    cut = Said('{"a": "the ri', reason="content_filter")
+    server = serve(cut)
+    choice = ask(server, **AS_JSON)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (cut.text, cut.reason)
+    assert len(upstream.requests) == 1
+    says(upstream, Said('{"a": "du\\u006cl', reason="content_filter"))
+    assert_refused(ask(server, **AS_JSON))
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -97,6 +97,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "find"}], "function_call": "auto"}, "functions"),
+        ({"Functions": [{"name": "find"}]}, "Functions"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
         ({"messages": [USER, CALLS]}, "messages"),
         ({"messages": [USER, CALLS, {"role": "tool", "content": "x"}]}, "messages.2"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.openai.faults import FAULTS, STATUSES, changed, raw
+from tests.engines.openai.faults import FAULTS, STATUSES, TOLD, changed, raw
 from tests.engines.openai.server import DONE, TextServer, data_of, told
 from tests.hostile import KEY
 from tests.server.gateways import BAD, gateway
@@ -56,6 +56,9 @@ def test_a_request_that_fails_fails_alone_and_soon(
                 message = said["error"] if isinstance(said, dict) and "error" in said else ""
                 message = message["message"] if isinstance(message, dict) else message
                 assert message in response.json()["error"]["message"]
+            elif name in TOLD:
+                assert response.status_code == 500
+                assert response.json()["error"]["message"] == "out of memory"
             else:
                 code = response.json()["error"]["code"]
                 assert (response.status_code, code) == (500, "completion_error")
@@ -83,6 +86,44 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
         assert (busy.status_code, busy.json()) == (status, {"error": error})
         assert busy.headers["retry-after"] == pause["Retry-After"]
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize("code", [429, "429"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_error_with_the_status_200_has_the_status_of_its_code(
+    stream: bool, code: Any, upstream: TextServer, server: Running
+) -> None:
+    error = {"message": "slow down", "type": "tokens", "param": None, "code": code}
+    upstream.faults = {"<busy>": (200, {"error": error})}
+    answer = server.ask("A <busy> text", max_tokens=6, stream=stream)
+    assert (answer.status_code, answer.json()) == (429, {"error": error})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_that_is_not_streamed_is_scored_and_sent(stream: bool, upstream: TextServer) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if path != "/v1/chat/completions":
+            return None
+        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return 200, {"choices": [choice]}, {"Content-Type": "application/json"}
+
+    with gateway(upstream) as server:
+        upstream.answer = answer
+        for text, is_fine in (("A kind text.", True), ("A dull text.", False)):
+            messages = [{"role": "user", "content": text}]
+            body = {"messages": messages, "max_tokens": 20, "stream": stream}
+            said = server.post("/v1/chat/completions", body)
+            assert said.status_code == 200
+            assert (text in said.text) is is_fine
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0.3}, {"deadline": 0.3}])
+def test_server_that_is_silent_is_a_timeout(options: Any, upstream: TextServer) -> None:
+    upstream.faults = {"<slow>": FAULTS["hangs"]}
+    with gateway(upstream, **options) as server:
+        answer = server.ask("A <slow> text", max_tokens=6)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
 
 
 # What a server says

@@ -80,12 +80,17 @@ class ToolCall(BaseModel):
 
 
 class Parts(BaseModel):
-    """Parts of an answer besides its text. num_tokens: total number of tokens in these parts."""
+    """Parts of an answer besides its text.
+
+    is_refusal: whether the text is a refusal in place of an asked form. num_tokens: total number of
+    tokens in these parts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    is_refusal: bool = False
     num_tokens: int = 0
 
 

@@ -66,6 +66,10 @@ class CompletionError(TideError):
     """The language model cannot complete this one prompt; other prompts are unaffected."""
 
 
+class CompletionLateError(CompletionError):
+    """The model, or its server, did not complete the prompt in time."""
+
+
 class ScorerError(TideError):
     """A scorer failed, or returned a value that is not a score in [0, 1]."""
 

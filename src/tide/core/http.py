@@ -93,6 +93,10 @@ class ServerUnreachable(ServerFailed):
     """The server, or the server behind a balancer, could not be reached."""
 
 
+class ServerLate(ServerFailed):
+    """A server did not answer, or not wholly, in time."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """A complete answer of a server."""
@@ -221,7 +225,7 @@ class Client(httpx.AsyncClient):
             except TimeoutError:
                 if time.monotonic() < until:
                     raise
-                raise ServerFailed("the answer was not finished in time") from None
+                raise ServerLate("the answer was not finished in time") from None
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -231,7 +235,7 @@ class Client(httpx.AsyncClient):
         except ServerFailed:
             raise
         except TimeoutError:
-            raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
+            raise ServerLate(f"no answer within {self._seconds:g} seconds") from None
         except Exception as error:
             kind = ServerUnreachable if isinstance(error, _UNREACHABLE) else ServerFailed
             text = " ".join(str(error).split())

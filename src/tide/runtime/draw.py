@@ -47,7 +47,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             reason, text = last.finish_reason, watch.text
             assert reason is not None
             # 2. All its texts are scored.
-            is_cut = reason == "length"
+            is_cut = reason != "stop"
             score = await score_whole(task, scoring, effort, text, last.parts, is_cut=is_cut)
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
@@ -101,7 +101,8 @@ async def score_whole(
 ) -> TextScore:
     """Score all texts of a whole answer; return the worst score, or UNREAD for unreadable JSON.
 
-    is_cut: whether the answer ended at its maximum length, so that JSON may be incomplete.
+    is_cut: whether the maximum length or the server's filter cut the answer, so that JSON may be
+    incomplete.
     """
     form = _form(task.chat) if task.chat else None
     try:
@@ -133,7 +134,8 @@ def texts_of(
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
             texts += [call.name, *_texts_of_json(call.arguments or "{}", is_cut=is_cut)]
-    if form is not None and not (parts.tool_calls and is_blank(text)):
+    is_formless = parts.is_refusal or (parts.tool_calls and is_blank(text))
+    if form is not None and not is_formless:
         try:
             texts += _texts_of_json(text, is_cut=is_cut)
         except Unread:
@@ -156,8 +158,8 @@ def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
         call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
         for number, call in enumerate(parts.tool_calls)
     ]
-    return Parts(
-        reasoning="" if settings.reasoning == "withheld" else parts.reasoning,
-        tool_calls=() if settings.tool_calls == "withheld" else tuple(calls),
-        num_tokens=parts.num_tokens,
-    )
+    changes = {
+        "reasoning": "" if settings.reasoning == "withheld" else parts.reasoning,
+        "tool_calls": () if settings.tool_calls == "withheld" else tuple(calls),
+    }
+    return parts.model_copy(update=changes)

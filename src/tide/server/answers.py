@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from tide.core.chat import Parts
 from tide.core.errors import (
     CompletionError,
+    CompletionLateError,
     ContextLengthError,
     DeadlineError,
     EngineError,
@@ -188,6 +189,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     ScorerUnavailableError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer cannot score a text of this request", False),
+    CompletionLateError: (504, "deadline", "the model did not complete this prompt in time", False),
     CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
@@ -269,9 +271,13 @@ class ReplyShape:
 
     def _choice(self, index: int, sent: Sent) -> dict[str, Any]:
         parts = sent.parts
+        message = {"role": "assistant", "content": sent.text, "refusal": None}
+        if parts.is_refusal:
+            message |= {"content": None, "refusal": sent.text}
         # OpenAI sends null as the content of a message that has only tool calls.
-        written = None if parts.tool_calls and not sent.text else sent.text
-        message = {"role": "assistant", "content": written, "refusal": None, **_part_fields(parts)}
+        if parts.tool_calls and not sent.text:
+            message["content"] = None
+        message |= _part_fields(parts)
         content = {"message": message} if self._chat else {"text": sent.text}
         end = {"logprobs": None, "finish_reason": sent.reason, "tide": sent.tide}
         return {"index": index, **content, **end}
@@ -302,8 +308,11 @@ class ReplyShape:
         """Yield the last chunks: reasoning, rest of the text, tool calls, reason."""
         if rest and not self._chat:
             yield self._chunk(number, rest)
-        deltas = {"content": rest} | _part_fields(sent.parts) if self._chat else {}
-        for name in ("reasoning_content", "content", "tool_calls"):
+        deltas: dict[str, Any] = {}
+        if self._chat:
+            written = "refusal" if sent.parts.is_refusal else "content"
+            deltas = {written: rest, **_part_fields(sent.parts)}
+        for name in ("reasoning_content", "content", "refusal", "tool_calls"):
             if value := deltas.get(name):
                 if name == "tool_calls":
                     value = [{"index": position, **call} for position, call in enumerate(value)]

@@ -84,10 +84,9 @@ async def forecast(draft: Draft, task: TrialTask, engine: Engine, scoring: Scori
     if task.chat is not None and "parts" in engine.capabilities:
         text = thoughts.add(text) + thoughts.end()  # enforced texts have no thoughts
     if task.settings.in_parts(task.chat):
-        parts = Parts(
-            reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
-        )
-        is_cut = draft.finish_reason == "length"
+        reasoning = draft.parts.reasoning + thoughts.reasoning
+        parts = draft.parts.model_copy(update={"reasoning": reasoning})
+        is_cut = draft.finish_reason != "stop"
         return await _forecast_whole(task, scoring, text, parts, is_cut)
     if thoughts.reasoning or not pieces:
         read = engine.encode(text)

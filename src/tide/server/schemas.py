@@ -331,8 +331,9 @@ class ChatRequest(Generation):
     @classmethod
     def _has_tools_as_tools(cls, values: Any) -> Any:
         """Refuse the older `functions`: a server calls them in a field that is not read."""
-        if isinstance(values, dict) and values.get("functions"):
-            raise PydanticCustomError("older", "use tools instead", {"param": "functions"})
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if name.casefold() == "functions" and value:
+                raise PydanticCustomError("older", "use tools instead", {"param": name})
         return values
 
     @model_validator(mode="after")

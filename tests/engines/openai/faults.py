@@ -51,11 +51,14 @@ LIES: dict[str, Tell] = {
     "half a character": changed(1, text="\ud83d kind"),
     "the other half": changed(1, text=" \ude00"),
     "half a character at the end": changed(-1, text=" \ud83d"),
-    "an error": raw(b'data: {"error": {"message": "out of memory"}}\n\n', DONE),
-    "an error before a normal end": lambda events: told(
-        *events[:-1], {"error": {"message": "out of memory"}}, events[-1]
-    ),
-    "an error of older vLLM": raw(b'data: {"object": "error", "message": "too long"}\n\n', DONE),
+}
+OUT_OF_MEMORY = {"error": {"message": "out of memory"}}
+# Errors that are told with the status 200.
+TOLD: dict[str, Any] = {
+    "an error": raw(data_of(OUT_OF_MEMORY), DONE),
+    "an error before a normal end": lambda events: told(*events[:-1], OUT_OF_MEMORY, events[-1]),
+    "an error of older vLLM": raw(data_of({"object": "error", "message": "out of memory"}), DONE),
+    "an error as a whole answer": (200, OUT_OF_MEMORY),
 }
 
 
@@ -90,10 +93,10 @@ STATUSES: dict[str, tuple[int, Any]] = {
     "HTTP 451": (451, {"error": {"message": "for legal reasons"}}),
     "HTTP 500": (500, {"error": {"message": "index out of range"}}),
     "HTTP 504": (504, b"<html>gateway timeout</html>"),
-    "answered as a whole": (200, {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}),
 }
 FAULTS: dict[str, Any] = {
     **LIES,
+    **TOLD,
     **STATUSES,
     "hangs": Broken(_hang),
     "resets": Broken(_reset),

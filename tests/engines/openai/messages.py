@@ -18,12 +18,13 @@ _CUT = 7  # characters of an event
 
 @dataclass
 class Said:
-    """A model's answer to a chat. calls: names and arguments."""
+    """A model's answer to a chat. calls: names and arguments. field: of the text."""
 
     text: str = ""
     reasoning: str = ""
     calls: Sequence[tuple[str, str]] = ()
     reason: str = "stop"
+    field: str = "content"
 
     def id_of(self, number: int) -> str:
         return f"call_{number:08d}"
@@ -36,7 +37,7 @@ def _events(said: Said, calls: Iterator[dict[str, Any]], *, reasoning: str, **ea
     """Reasoning, text and calls in turn. each: further fields of every delta."""
     deltas = [{"role": "assistant", "content": "" if said.text else None}]
     deltas += _cut(reasoning, said.reasoning)
-    deltas += _cut("content", said.text)
+    deltas += _cut(said.field, said.text)
     deltas += ({"tool_calls": [call]} for call in calls)
     reason = "tool_calls" if said.calls and said.reason == "stop" else said.reason
     choices = [{"index": 0, "delta": {**each, **delta}, "finish_reason": None} for delta in deltas]

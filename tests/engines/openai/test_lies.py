@@ -10,7 +10,7 @@ from benchmarks.writing import completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engines.openai.faults import LIES
+from tests.engines.openai.faults import LIES, TOLD
 from tests.engines.openai.server import TextServer, told
 from tests.generated import examples
 from tests.hostile import KEY, mutations
@@ -65,7 +65,7 @@ def repeats_the_prompt(text: str, body: dict[str, Any]) -> tuple[list[str], str]
     ("options", "problem"),
     [
         pytest.param({"dialect": LIES["half an answer"]}, "without a finish", id="half an answer"),
-        pytest.param({"dialect": LIES["an error"]}, "out of memory", id="an error"),
+        pytest.param({"dialect": TOLD["an error"]}, "out of memory", id="an error"),
         pytest.param({"written": repeats_the_prompt}, "repeats the prompt before", id="an echo"),
         pytest.param(tokenizes({"tokens": [-1]}), "tokens", id="a negative id"),
         pytest.param(tokenizes({"tokens": [2**40]}), "tokens", id="a large id"),

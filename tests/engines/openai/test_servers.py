@@ -14,7 +14,7 @@ from benchmarks.writing import completed
 from tests.engines.openai.faults import FAULTS
 from tests.engines.openai.server import DIALECTS, Events, TextServer, told
 from tide.core.chat import Chat
-from tide.core.errors import CompletionError, EngineError
+from tide.core.errors import CompletionError, CompletionLateError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.openai import engine as engine_module
@@ -133,7 +133,7 @@ def test_a_request_that_is_not_answered_in_time() -> None:
         OpenAIEngine("tiny", base_url=server.url, timeout=0.6) as engine,
     ):
         failed, other = ask_all(engine, ["A broken text", PROMPT])
-        assert isinstance(failed, CompletionError)
+        assert isinstance(failed, CompletionLateError)
         assert str(failed) == f"{server.url}: no answer within 0.6 seconds"
         assert isinstance(other, list)
 

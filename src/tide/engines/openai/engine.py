@@ -22,8 +22,15 @@ from typing import Any, ClassVar
 import anyio
 
 from tide.core.chat import Chat, Rendered, as_lines, render
-from tide.core.errors import CompletionError, EngineError, InputError, guarded, require
-from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
+from tide.core.errors import (
+    CompletionError,
+    CompletionLateError,
+    EngineError,
+    InputError,
+    guarded,
+    require,
+)
+from tide.core.http import Seconds, ServerFailed, ServerLate, ServerUnreachable, read_key
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, derive_seed
 from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request, Token
@@ -206,7 +213,9 @@ class OpenAIEngine(Engine):
             except (ServerFailed, TimeoutError) as error:
                 if time.monotonic() >= until:
                     late = f"not finished within {self._deadline:g} s (deadline)"
-                    raise CompletionError(f"{upstream.url}: {late}") from error
+                    raise CompletionLateError(f"{upstream.url}: {late}") from error
+                if isinstance(error, ServerLate):
+                    raise CompletionLateError(f"{upstream.url}: {error}") from error
                 if isinstance(error, ServerFailed) and error.broken:
                     await upstream.look()  # is the server gone, or does it fail at this request?
                 kind = CompletionError if upstream.reachable else EngineError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import deepcopy
@@ -55,10 +56,12 @@ class _ThoughtPart(msgspec.Struct, tag="thinking"):
 class Delta(msgspec.Struct):
     """The next piece of an answer. A server that sends both reasoning fields repeats the text.
 
-    content: Mistral's servers send a list of parts.
+    content: Mistral's servers send a list of parts. refusal: what OpenAI's models write in place of
+    an asked form.
     """
 
     content: str | list[_TextPart | _ThoughtPart] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[CallDelta], msgspec.Meta(max_length=_MOST_CALLS)] | None = None
@@ -67,7 +70,7 @@ class Delta(msgspec.Struct):
     def text(self) -> str:
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content if isinstance(part, _TextPart))
-        return self.content or ""
+        return self.content or self.refusal or ""
 
     @property
     def thought(self) -> str:
@@ -99,12 +102,14 @@ class Aside:
 
     def __init__(self, *, inline: bool) -> None:
         self._reasoning = ""
+        self._is_refusal = False
         self._calls: list[CallDelta] = []
         self.thoughts = Thoughts(inline=inline)
 
     def add(self, delta: Delta) -> None:
         """Add a piece of the answer. Raises ServerFailed for too many tool calls."""
         self._reasoning += delta.thought
+        self._is_refusal = self._is_refusal or bool(delta.refusal)
         for call_delta in delta.tool_calls or ():
             call = self._call_of(call_delta)
             if call is None:
@@ -131,7 +136,12 @@ class Aside:
             calls.append(ToolCall(id=call.id or "", name=name, arguments=arguments))
             texts += [name, arguments]
         tokens = sum(len(words_of(text)) for text in texts)
-        return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
+        return Parts(
+            reasoning=reasoning,
+            tool_calls=tuple(calls),
+            is_refusal=self._is_refusal,
+            num_tokens=tokens,
+        )
 
     def _call_of(self, delta: CallDelta) -> CallDelta | None:
         """Return the tool call that `delta` continues, or None if `delta` begins a call.
@@ -205,10 +215,9 @@ class Event(msgspec.Struct):
             return
         error = self.error or self.message
         fields = error if isinstance(error, dict) else {"message": error}
-        text, status = sanitized(str(fields.get("message")))[:300], fields.get("code")
-        if type(status) is not int or not 400 <= status < 600:
-            raise ServerFailed("an error in a stream", text)
+        text, code = sanitized(str(fields.get("message")))[:300], str(fields.get("code"))
         # vLLM finds some faults of a request only after its stream has begun.
+        status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500
         content = json.dumps({"error": fields}).encode()
         reply = Reply(status, httpx.Headers(), content)
         raise ServerFailed("an error in a stream", text, status=status, reply=reply)

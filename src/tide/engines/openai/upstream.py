@@ -116,7 +116,7 @@ class Upstream:
             if isinstance(events, Reply):
                 await reads.aclose()
                 _raise_for_status(events, path)
-                raise ServerFailed("did not stream its answer")
+                return reads, [events.body]  # an answer as a whole, or an error
             return reads, events
 
         reads, events = await self._connected(begin)
