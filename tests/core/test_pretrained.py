@@ -126,12 +126,22 @@ DOORS: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize(
     ("door", "where"),
-    [("engine", "model"), ("classifier", "model"), *((door, "tokenizer") for door in DOORS)],
+    [
+        ("engine", "model"),
+        ("classifier", "model"),
+        ("engine", "known model"),
+        ("classifier", "known model"),
+        ("embeddings", "known model"),
+        *((door, "tokenizer") for door in DOORS),
+    ],
 )
 def test_code_of_a_folder_never_runs_unasked(
     door: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No question is asked at the terminal, where a yes would be the answer."""
+    """No question is asked at the terminal, where a yes would be the answer.
+
+    A "known model" is of a type that transformers knows, and names a class of its own beside it.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ran, folder = tmp_path / "ran", tmp_path / "model"
     if door == "classifier":
@@ -139,15 +149,17 @@ def test_code_of_a_folder_never_runs_unasked(
     else:
         save_causal_lm(folder, "llama")
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
     if where == "model":
-        classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
         fields(model_type="own", auto_map=dict.fromkeys(classes, "own.Mine"))(folder)
+    elif where == "known model":
+        fields(auto_map=dict.fromkeys(classes, "own.Mine"))(folder)
     else:
         custom = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
         fields("tokenizer_config.json", tokenizer_class="Mine", **custom)(folder)
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
-    is_named = door == "engine" or where == "model"
+    is_named = (door, where) == ("engine", "tokenizer") or where == "model"
     # For BERT, transformers then reads the tokenizer with its own class.
     with pytest.raises(TideError, match="trust_remote") if is_named else suppress(TideError):
         DOORS[door](str(folder))

@@ -118,6 +118,15 @@ def test_loaded_model_is_in_training_again_after_its_last_engine(tmp_path: Path)
     assert [module.training for module in model.modules()] == before
 
 
+def test_loaded_model_is_in_training_again_if_no_engine_can_use_it(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_causal_lm(tmp_path, "llama"))
+    model.lm_head.weight.data.fill_(torch.nan)
+    model.train()
+    with pytest.raises(EngineError, match="its logits are NaN"):
+        TransformersEngine(model)
+    assert all(module.training for module in model.modules())
+
+
 def test_loaded_model_of_unknown_origin_is_refused() -> None:
     with pytest.raises(EngineError, match="its tokenizer cannot be read"):
         TransformersEngine(AutoModelForCausalLM.from_config(CONFIGS["llama"]()))

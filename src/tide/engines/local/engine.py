@@ -75,11 +75,14 @@ class TransformersEngine(EmbeddingEngine):
         trust_remote_code: bool = False,
     ) -> None:
         self.name = name_of(model)
+        self.model: Any = None
+        self._in_training: list[torch.nn.Module] = []
         try:
             self.portal.run(
                 self._load, model, device, dtype, max_batch, prefix_tokens, trust_remote_code
             )
         except BaseException:
+            self._restore_training()
             self.portal.close(wait=False)
             raise
 
@@ -95,7 +98,6 @@ class TransformersEngine(EmbeddingEngine):
         # This method runs in the engine's thread, as all computation does.
         with self._calling("loading"):
             self.weights: str | None = None
-            self._in_training: list[torch.nn.Module] = []
             if isinstance(model, torch.nn.Module):
                 self._in_training = [module for module in model.modules() if module.training]
                 tokenizer, self.model = loaded_model(model, self.name)
@@ -198,7 +200,13 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _free(self) -> None:
         self._batch.close()
-        # Whoever gave the model may train it further, with dropout, after its last engine.
+        self._restore_training()
+        del self.model, self.forward, self._layer, self._batch
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _restore_training(self) -> None:
+        """Let whoever gave the model train it further, with dropout, after its last engine."""
         _OF_LOADED.discard(self)
         sharing = [engine for engine in _OF_LOADED if engine.model is self.model]
         if sharing:
@@ -207,9 +215,6 @@ class TransformersEngine(EmbeddingEngine):
             for module in self._in_training:
                 module.training = True
         self._in_training.clear()
-        del self.model, self.forward, self._layer, self._batch
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _embedding_layer(self) -> Any:
         if not self.forward.accepts("inputs_embeds"):
