@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_workers_sum_metrics_reload_policies_and_replace_a_killed_one(
     policies.write_text("policies: [")
     workers(gateway)[0].kill()
     wait_until(lambda: '"code": 1' in gateway.heard())
+    assert '"level": "error", "worker ended"' in gateway.heard()
     assert ask(gateway).status_code == 200
     policies.write_text(POLICIES % 0.25)
     wait_until(lambda: gateway.heard().count('"serving"') == 4)
@@ -102,15 +104,18 @@ def test_workers_end_with_an_error_when_no_killed_one_can_be_replaced(
 ) -> None:
     started = itertools.count(1)
     killed, failed, terminated = signal.SIGKILL, 1 << 8, signal.SIGTERM
-    ends = iter([(1, killed), (2, killed), (3, failed), (4, terminated)])
+    orphan = 99  # of another process in the same container
+    ends = iter([(1, killed), (orphan, 0), (2, killed), (3, failed), (4, terminated)])
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr(os, "fork", lambda: next(started))
     monkeypatch.setattr(os, "wait", lambda: next(ends))
     monkeypatch.setattr(os, "kill", lambda worker, number: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(serve, "_PAUSE", 0.0)
-    with pytest.raises(typer.Exit) as ended:
-        serve._supervises(2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(typer.Exit) as ended:
+            serve._supervises(2, listener)
+        assert listener.fileno() == -1  # nobody connects while the last requests are answered
     assert ended.value.exit_code == 1
     assert list(ends) == []
 

@@ -187,9 +187,9 @@ def serve(
     # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))
-        if _supervises(workers):
-            return
         stack.enter_context(_logging_as_json(loading))
+        if _supervises(workers, listener):
+            return
         table = Policies(line, policies, limits=bounds, keys=keys, host=host)
         stack.enter_context(closing(table))
         loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
@@ -370,7 +370,7 @@ def _prepare_workers(count: int, engine: str) -> None:
     os.environ[_METRICS] = tempfile.mkdtemp(prefix="tide-metrics-")
 
 
-def _supervises(count: int) -> bool:
+def _supervises(count: int, listener: socket.socket) -> bool:
     """Start `count` processes, and return True when they have ended; in each of them, False.
 
     A process that a signal kills is replaced, again and again if its replacement ends with an error
@@ -388,7 +388,9 @@ def _supervises(count: int) -> bool:
 
     def pass_on(number: int, frame: FrameType | None = None) -> None:
         nonlocal is_ending
-        is_ending = is_ending or number != signal.SIGHUP
+        if number != signal.SIGHUP:
+            is_ending = True
+            listener.close()  # else clients could connect, and nobody would answer them
         for worker in workers:
             os.kill(worker, number)
 
@@ -407,6 +409,8 @@ def _supervises(count: int) -> bool:
             started += 1
             workers[worker] = started
         worker, status = os.wait()
+        if worker not in workers:
+            continue  # the first process of a container inherits orphans of others
         order = workers.pop(worker)
         mark_process_dead(worker)  # type: ignore[no-untyped-call]
         ended = os.waitstatus_to_exitcode(status)
