@@ -152,6 +152,33 @@ def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
     assert "thinking" not in sent
 
 
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_call_that_is_cut_has_the_whole_part_of_its_arguments(
+    client: anthropic.Anthropic, upstream: TextServer, reason: str
+) -> None:
+    says(upstream, Said(calls=[("find", '{"where": "the town", "who": "a ma')], reason=reason))
+    whole = client.messages.create(**ASKED, tools=[TOOL])
+    assert whole.stop_reason == {"length": "max_tokens", "content_filter": "refusal"}[reason]
+    assert [block.input for block in whole.content] == [{"where": "the town"}]
+    assert shown(streamed(client, tools=[TOOL])[1]) == shown(whole)
+
+
+def test_tool_runner_sends_whole_conversations(
+    client: anthropic.Anthropic, upstream: TextServer
+) -> None:
+    @anthropic.beta_tool
+    def find(where: str) -> str:
+        """Find a place."""
+        return f"{where} is found"
+
+    says(upstream, Said(calls=[("find", '{"where": "the town"}')]), Said("It is found."))
+    upstream.requests.clear()
+    last = client.beta.messages.tool_runner(**ASKED, tools=[find]).until_done()
+    assert last.content[0].text == "It is found."
+    roles = [message["role"] for message in upstream.requests[-1]["messages"]]
+    assert roles == ["user", "assistant", "tool"]
+
+
 def with_arguments(arguments: str) -> Sent:
     parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
     return Sent("", parts, "tool_calls", 1, 1, {})

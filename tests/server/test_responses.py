@@ -98,6 +98,30 @@ def test_text_of_a_response_is_streamed_in_pieces(
         assert last.output_text == f"{TEXT} They are"
 
 
+def test_refusal_in_place_of_an_asked_form_is_a_part_of_its_own(
+    client: openai.OpenAI, upstream: TextServer
+) -> None:
+    text: Any = {"format": {"type": "json_object"}}
+    says(upstream, Said("I cannot help.", field="refusal"))
+    whole = client.responses.create(**ASKED, text=text)
+    Response.model_validate(whole.to_dict())
+    assert whole.output[0].content[0].to_dict() == {"type": "refusal", "refusal": "I cannot help."}
+    kinds, last = streamed(client, text=text)
+    assert shown(last) == shown(whole)
+    assert kinds[2:4] == ["refusal.delta", "refusal.done"]
+    turns: list[Any] = [{"role": "user", "content": "Find it."}, whole.output[0].to_dict()]
+    turns.append({"role": "user", "content": "Why?"})
+    client.responses.create(**ASKED | {"input": turns})
+    assert upstream.requests[-1]["messages"][1]["content"] == "I cannot help."
+
+
+def test_call_that_is_cut_is_incomplete(client: openai.OpenAI, upstream: TextServer) -> None:
+    says(upstream, Said(calls=[("find", '{"where": "the to')], reason="length"))
+    whole = client.responses.create(**ASKED, tools=[TOOL])
+    assert [item.status for item in whole.output] == ["incomplete"]
+    assert whole.incomplete_details.reason == "max_output_tokens"
+
+
 def test_response_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
     with (
         losing_its_scorer(upstream) as server,

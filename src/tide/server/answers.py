@@ -122,8 +122,10 @@ class Refused(Exception):
 
     def for_messages(self) -> dict[str, Any]:
         """Return the error in Anthropic's format."""
-        kind = _ANTHROPIC_KINDS.get(self.status, "api_error")
-        return {"type": "error", "error": self.body | {"type": kind}}
+        error = self.body | {"type": _ANTHROPIC_KINDS.get(self.status, "api_error")}
+        if self.param == "thread":  # Anthropic's tool runner then sends whole conversations
+            error["details"] = {"error_code": "thread_unsupported_request"}
+        return {"type": "error", "error": error}
 
     def response(self, path: str) -> JSONResponse:
         """Return the response in the format of the API at `path`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
-from tide.core.chat import Parts, Text
+from tide.core.chat import Text
 from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
@@ -108,6 +108,7 @@ class MessagesRequest(Translated):
     unsupported: ClassVar = {
         "container": "not supported; call tools yourself",
         "mcp_servers": "not supported; call tools yourself",
+        "thread": "no messages are stored; send the whole conversation in messages",
     }
     without_effect: ClassVar = (
         "cache_control",
@@ -170,7 +171,7 @@ class MessageShape:
     ) -> dict[str, Any]:
         (answer,) = sent
         end = {"stop_reason": _reason(answer), "stop_sequence": None}
-        content = _blocks(answer.text, answer.parts)
+        content = _blocks(answer.text, answer)
         fields = {"content": content, **end, "usage": _usage(usage), "tide": answer.tide}
         return self._message | fields
 
@@ -191,7 +192,7 @@ class MessageShape:
                 yield from self._text_events(rest)
             rest = ""
             yield self._stopped()
-        for block in _blocks(rest, sent.parts):
+        for block in _blocks(rest, sent):
             field, kind, name = _PIECES[block["type"]]
             piece = block[field]
             empty = "" if isinstance(piece, str) else {}
@@ -230,16 +231,20 @@ def failed(error: Refused) -> str:
     return event(error.for_messages())
 
 
-def _blocks(text: str, parts: Parts) -> list[dict[str, Any]]:
-    """Return the content of an answer. Raises Refused for arguments that are not an object."""
+def _blocks(text: str, sent: Sent) -> list[dict[str, Any]]:
+    """Return the content of an answer. Raises Refused for arguments that are not an object.
+
+    Of a call that the maximum length or a filter has cut, the whole arguments are sent.
+    """
     blocks: list[dict[str, Any]] = []
-    if parts.reasoning:
-        blocks.append({"type": "thinking", "thinking": parts.reasoning, "signature": ""})
+    if sent.parts.reasoning:
+        blocks.append({"type": "thinking", "thinking": sent.parts.reasoning, "signature": ""})
     if text:
         blocks.append({"type": "text", "text": text})
-    for call in parts.tool_calls:
+    is_cut = sent.reason in ("length", "content_filter")
+    for call in sent.parts.tool_calls:
         try:
-            arguments = from_json(call.arguments or "{}", allow_inf_nan=False)
+            arguments = from_json(call.arguments or "{}", allow_inf_nan=False, allow_partial=is_cut)
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
 
-from tide.core.chat import Chat, Text
+from tide.core.chat import Chat, Text, ToolCall
 from tide.core.errors import InputError
 from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
@@ -34,7 +34,8 @@ _CONVERSATION = "no answers are stored; send the whole conversation in input"
 
 
 class Part(TextPart):
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 class MessageItem(Wire):
@@ -225,12 +226,14 @@ class ResponseShape:
     def piece(self, number: int, text: str) -> str:
         return "".join(map(event, self._text_events(text)))
 
-    def _text_events(self, text: str) -> Iterator[dict[str, Any]]:
+    def _text_events(self, text: str, *, is_refusal: bool = False) -> Iterator[dict[str, Any]]:
         yield from self._begin()
         if self._message is None:
             self._message = len(self._output)
             item = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            if is_refusal:
+                part = {"type": "refusal", "refusal": ""}
             yield from self._open(item, part)
         yield self._delta(self._message, text)
 
@@ -245,11 +248,11 @@ class ResponseShape:
             yield self._delta(index, sent.parts.reasoning)
             yield from self._close(index, "completed")
         if rest:
-            yield from self._text_events(rest)
+            yield from self._text_events(rest, is_refusal=sent.parts.is_refusal)
         if self._message is not None:
             yield from self._close(self._message, status)
         for call in sent.parts.tool_calls:
-            yield from self._call(call.id, call.name, call.arguments)
+            yield from self._call(call, status)
         details = {"reason": reason} if reason else None
         self._response |= {"status": status, "incomplete_details": details, "tide": sent.tide}
 
@@ -292,12 +295,13 @@ class ResponseShape:
 
     def _delta(self, index: int, text: str) -> dict[str, Any]:
         (part,) = self._output[index]["content"]
-        part["text"] += text
+        part[_field_of(part)] += text
         return self._of_part("delta", index, delta=text)
 
     def _close(self, index: int, status: str) -> Iterator[dict[str, Any]]:
         (part,) = self._output[index]["content"]
-        yield self._of_part("done", index, text=part["text"])
+        field = _field_of(part)
+        yield self._of_part("done", index, **{field: part[field]})
         yield self._of_item("content_part.done", index, content_index=0, part=part)
         self._output[index]["status"] = status
         yield self._event("output_item.done", output_index=index, item=self._output[index])
@@ -308,20 +312,26 @@ class ResponseShape:
             fields["logprobs"] = []
         return self._of_item(f"{part['type']}.{kind}", index, content_index=0, **fields)
 
-    def _call(self, call_id: str, name: str, arguments: str) -> Iterator[dict[str, Any]]:
-        index = len(self._output)
-        item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call_id}
+    def _call(self, call: ToolCall, status: str) -> Iterator[dict[str, Any]]:
+        index, name, arguments = len(self._output), call.name, call.arguments
+        item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call.id}
         item |= {"name": name, "arguments": "", "status": "in_progress"}
         self._output.append(item)
         yield self._event("output_item.added", output_index=index, item=item)
         yield self._of_item("function_call_arguments.delta", index, delta=arguments)
         yield self._of_item("function_call_arguments.done", index, name=name, arguments=arguments)
-        item |= {"arguments": arguments, "status": "completed"}
+        item |= {"arguments": arguments, "status": status}
         yield self._event("output_item.done", output_index=index, item=item)
+
+
+def _field_of(part: dict[str, Any]) -> str:
+    """Return the name of the field with the text of a part."""
+    return "refusal" if part["type"] == "refusal" else "text"
 
 
 class _OutputPart(BaseModel):
     text: str = ""
+    refusal: str = ""
 
 
 class _OutputItem(BaseModel):
@@ -333,7 +343,7 @@ class _OutputItem(BaseModel):
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.content or ())
+        return "".join(part.text or part.refusal for part in self.content or ())
 
 
 class _Details(BaseModel):
