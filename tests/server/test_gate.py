@@ -232,7 +232,7 @@ async def read_without_end() -> None:
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
-    await Gate(nothing, policies)(SCOPE, receive, nothing)
+    await Gate(nothing, policies, Monitor(policies))(SCOPE, receive, nothing)
 
 
 async def stream_without_end() -> None:
@@ -295,7 +295,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
 
     async def ask() -> None:
         with anyio.fail_after(PATIENCE):
-            await Gate(app, policies)(SCOPE, receive, full)
+            await Gate(app, policies, Monitor(policies))(SCOPE, receive, full)
 
     asyncio.run(ask())
     assert ended

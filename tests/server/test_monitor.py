@@ -133,6 +133,7 @@ def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
         wait_until(lambda: counted(server, "skipped") == 4)
         go_on.set()
         wait_until(lambda: counted(server, "failed") == 8)
+        assert server.http.get("/ready").status_code == 200
         pieces, reason, _ = streamed(server, "x", seed=3)
         assert ("".join(pieces), reason) == plain(3, "x")
     logged = [message for message in caplog.messages if '"failed"' in message]
@@ -171,7 +172,7 @@ def test_a_stream_that_its_client_leaves_is_counted() -> None:
         assert counted(server, "changed") + counted(server, "unchanged") == 0
 
 
-def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
+def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
     go_on = threading.Event()
     log = tmp_path / "monitor.jsonl"
 
@@ -179,9 +180,13 @@ def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
         go_on.wait(PATIENCE)
         return [0.0] * len(texts)
 
-    with monitoring(scorer=scorer, monitor_log=log, limits=Limits(drain=0.2)) as server:
+    with monitoring(scorer=scorer, monitor_log=log, drain=1.0) as server:
         assert server.ask("x", seed=1).status_code == 200
-        threading.Timer(0.5, go_on.set).start()  # the scorer's thread ends then
+        # A request that is still open then. The forecast does not get as long again after it.
+        moderation = "/v1/moderations", {"input": "x"}
+        threading.Thread(target=server.post, args=moderation, daemon=True).start()
+        wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
+        threading.Timer(1.8, go_on.set).start()
     (line,) = lines_of(log)
     assert (line["outcome"], line["would_change"]) == ("skipped", None)
 
@@ -239,6 +244,7 @@ def test_shadow_that_hangs_and_fails_changes_no_answer_and_is_counted(
         wait_until(lambda: shadowed(server, "skipped") == 6)
         go_on.set()
         wait_until(lambda: shadowed(server, "failed") == 4)
+        assert server.http.get("/ready").status_code == 200
 
 
 # Drafts and their forecasts, without a server

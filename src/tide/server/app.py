@@ -73,7 +73,7 @@ def create_app(
             # It takes a second, for which the first word in a list would stop all answers.
             asyncio.get_running_loop().run_in_executor(None, load_identifier)
         yield
-        await monitor.finish(policies.limits.drain)
+        await monitor.finish()
         if proxy is not None:
             await proxy.upstream.close()
 
@@ -92,7 +92,7 @@ def create_app(
     app.include_router(_state_routes(policies, name))
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(_page(FOLDER / file))
-    return Gate(app, policies)
+    return Gate(app, policies, monitor)
 
 
 def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
@@ -205,9 +205,9 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
         return _state(good, engine.capability_notes)
 
     def scorers_answer() -> bool:
-        """Return False if a scorer is known to be down."""
+        """Return False if a scorer without which answers fail is known to be down."""
         # Policies may share a scorer. With a set, a scorer that is down is called only once.
-        scorers = {policy.plan.measured for policy in policies.table.policies.values()}
+        scorers = {policy.plan.measured for policy in policies.table.enforced}
         return all(scorer.check() for scorer in scorers)
 
     @routes.get("/metrics")

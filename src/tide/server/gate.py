@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from tide.server.monitor import Monitor
     from tide.server.policies import Policies, ServedPolicy
 
 LOG = logger("tide.server")
@@ -101,15 +102,16 @@ class Gate:
     policies: contain the accepted keys. Without keys, only clients on this machine are served.
     """
 
-    def __init__(self, app: ASGIApp, policies: Policies) -> None:
-        self._app, self._policies = app, policies
+    def __init__(self, app: ASGIApp, policies: Policies, monitor: Monitor) -> None:
+        self._app, self._policies, self._monitor = app, policies, monitor
         self._limits, self._metrics = policies.limits, policies.metrics
         self._open: WeakSet[asyncio.Future[None]] = WeakSet()
         self._ending = False
 
     def end(self) -> None:
-        """End all open requests with an error, because the server stops."""
+        """End all open requests with an error, and all forecasts, because the server stops."""
         self._ending = True
+        self._monitor.end()
         for work in self._open:
             work.cancel()
 

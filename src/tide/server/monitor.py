@@ -254,13 +254,16 @@ class Monitor:
         """Record an answer that is not scored, because its stream ended early, for example."""
         self._record(Entry(policy, request, choice), "failed", error=error)
 
-    async def finish(self, seconds: float) -> None:
-        """Wait for running forecasts, at most `seconds`, and close the log."""
-        if self._under_way:
-            _, left = await asyncio.wait(self._under_way, timeout=seconds)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+    def end(self) -> None:
+        """Cancel the running forecasts, and skip later ones, because the server stops."""
+        self._max_under_way = 0
+        for task in self._under_way:
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Wait for the running forecasts, and close the log."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         if self._log is not None:
             try:
                 self._log.close()

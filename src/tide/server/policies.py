@@ -7,6 +7,7 @@ the new policies, and running requests keep the old policies.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
@@ -361,6 +362,12 @@ class Table:
     keys: Mapping[bytes, tuple[ServedPolicy, ...]]
     names: Mapping[bytes, str] = field(default_factory=dict)
     models: Mapping[str, ServedPolicy] = field(default_factory=dict)
+
+    @property
+    def enforced(self) -> set[ServedPolicy]:
+        """The policies whose answers need their scorer; shadows and monitored ones do not."""
+        usable = itertools.chain(*self.keys.values()) if self.keys else self.default
+        return {policy for policy in usable if policy.mode == "enforce"}
 
 
 class Scorers:

@@ -63,7 +63,6 @@ class Metrics:
         self._add_metrics_of_scorers()
 
     def _add_metrics_of_requests(self) -> None:
-        highest = partial(self._gauge, over_processes="livemax")
         self.requests = self._counter(
             "requests", "Requests by status; 499: the client disconnected", "route", "status"
         )
@@ -76,7 +75,12 @@ class Metrics:
         self.first_text = self._histogram(
             "first_text_seconds", "Time to the first text of an answer", "policy"
         )
-        self.engine_up = highest("engine_up", "1 if the model, or the server of a gateway, answers")
+        # The scraped process sets it, and what others have set before may no longer hold.
+        self.engine_up = self._gauge(
+            "engine_up",
+            "1 if the model, or the server of a gateway, answers",
+            over_processes="livemostrecent",
+        )
         self.reloads = self._counter(
             "reloads", "Reloads of the policy file: done or failed", "outcome"
         )

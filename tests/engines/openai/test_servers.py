@@ -171,6 +171,16 @@ def test_requests_wait_for_a_server_that_restarts() -> None:
         timer.join()
 
 
+def test_server_that_is_gone_is_noticed_without_a_request() -> None:
+    with TextServer() as server, OpenAIEngine("tiny", base_url=server.url) as engine:
+        assert engine.available
+        server.stop()
+        until = time.monotonic() + 120
+        while engine.available:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize("problem", ["ConnectError", "HTTP 502", "HTTP 503"])
 def test_server_that_is_gone_is_an_error_for_all_requests(
     problem: str, monkeypatch: pytest.MonkeyPatch

@@ -284,11 +284,11 @@ class OpenAIEngine(Engine):
 
     @property
     def available(self) -> bool:
-        """Whether the last request reached the server; if not, another one is sent now."""
-        good = self._probed is not None and self.upstream.reachable
-        if not good and not self.closed:
-            self._look_soon()
-        return good and not self.closed
+        """Whether the last request reached the server; another one is sent now."""
+        if self.closed:
+            return False
+        self._look_soon()
+        return self._probed is not None and self.upstream.reachable
 
     async def _free(self) -> None:
         await self.upstream.close()
