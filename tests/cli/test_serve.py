@@ -21,7 +21,7 @@ from tests import command
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
-from tide.cli.serve import _limit_threads, _listening, _logging_as_json
+from tide.cli.serve import _address, _limit_threads, _listening, _logging_as_json, _server
 from tide.core.errors import InputError
 from tide.core.sanitize import logger
 
@@ -72,6 +72,7 @@ def test_serve_reloads_policies_and_drains_at_signals(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [200, 200]
     assert [answer.json()["tide"]["policy"] for answer in answers] == ["first", "second"]
     (line,) = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
+    assert line["level"] == "error"
     assert "policies.third.scorer" in line["problem"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(line["choice"] for line in lines) == list(range(8))
@@ -138,6 +139,15 @@ def test_listener_sends_without_delay() -> None:
         listener.accept()[0] as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_address_of_ipv6_is_a_url() -> None:
+    with _listening("::1", 0) as listener:
+        assert httpx.URL(_address("::1", listener)).port == listener.getsockname()[1]
+
+
+def test_idle_connections_are_kept_longer_than_balancers_keep_them() -> None:
+    assert _server(Any, 1.0).config.timeout_keep_alive > 60
 
 
 def test_files_for_operators_name_options() -> None:

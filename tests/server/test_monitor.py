@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,13 @@ def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
     with monitoring(scorer=scorer, monitor_log=log, drain=1.0) as server:
         assert server.ask("x", seed=1).status_code == 200
         # A request that is still open then. The forecast does not get as long again after it.
-        moderation = "/v1/moderations", {"input": "x"}
-        threading.Thread(target=server.post, args=moderation, daemon=True).start()
+        url = f"{server.url}/v1/moderations"
+        ask = partial(httpx.post, url, json={"input": "x"}, timeout=PATIENCE)
+        asking = threading.Thread(target=ask)
+        asking.start()
         wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
         threading.Timer(1.8, go_on.set).start()
+    asking.join()
     (line,) = lines_of(log)
     assert (line["outcome"], line["would_change"]) == ("skipped", None)
 

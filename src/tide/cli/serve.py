@@ -198,7 +198,7 @@ def serve(
         # 3. Serve. Clients that were moved here still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(table, name, Monitor(table, monitor_log, monitor_texts), provider)
-        address = f"http://{host}:{listener.getsockname()[1]}"
+        address = _address(host, listener)
         serving = {"serving": address, "model": name, "engine": loaded.capability_notes}
         logger("tide.server").info(json.dumps(serving))
         if sys.stderr.isatty():
@@ -254,11 +254,13 @@ def _reload_at(signals: SimpleQueue[int], policies: Policies) -> None:
             policies.reload()
             policies.metrics.reloads.labels("done").inc()
             _freeze()
+            level = logging.INFO
             outcome = {"policies": "reloaded", "names": list(policies.table.policies)}
         except Exception as error:  # whatever fails, the server keeps serving
             policies.metrics.reloads.labels("failed").inc()
+            level = logging.ERROR
             outcome = {"policies": "kept as they were", "problem": first_line(error)}
-        logger("tide.server").info(json.dumps(outcome))
+        logger("tide.server").log(level, json.dumps(outcome))
 
 
 def _freeze() -> None:
@@ -301,6 +303,8 @@ def _server(app: Gate, drain: float) -> Any:
         access_log=False,  # our log holds no URLs, which may contain keys
         server_header=False,
         ws="none",
+        # Longer than balancers keep an idle connection (60 s), or they would meet a closed one.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(drain + _LAST_WORDS),
     )
     return Server(config)
@@ -316,6 +320,11 @@ def _listening(host: str, port: int) -> socket.socket:
     # each response waits 40 ms for the client to acknowledge its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
 
 
 class _Json(logging.Formatter):

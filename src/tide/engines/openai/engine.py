@@ -141,7 +141,9 @@ class OpenAIEngine(Engine):
 
     def _log_problem(self, looking: Future[None]) -> None:
         """Log why the server cannot be probed, once."""
-        error = None if looking.cancelled() else looking.exception()
+        if self.closed or looking.cancelled():
+            return
+        error = looking.exception()
         if error is not None and str(error) != self._problem:
             self._problem = str(error)
             _log.warning("%s", error)
