@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.writing import completed, likelihoods
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BartConfig, GPT2LMHeadModel
 
-from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
+from tests.models import CONFIGS, CONTEXT, VOCAB, save_causal_lm, save_mamba
 from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
@@ -144,6 +144,23 @@ def test_rows_at_the_end_of_their_context_are_written_as_alone(folder: Path) -> 
     prompts, samplings = [ids for ids, _ in rows], [sampling for _, sampling in rows]
     together = completed(engine, prompts, samplings)
     for number, (ids, sampling) in enumerate(rows):
+        assert completed(engine, [ids], sampling, [number]) == [together[number]]
+
+
+def test_rows_of_a_model_that_ignores_the_mask_are_written_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoder of BART counts the columns of a batch, with those of the padding."""
+    bart = BartConfig(
+        d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
+        max_position_embeddings=CONTEXT, vocab_size=VOCAB, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    monkeypatch.setitem(CONFIGS, "bart", lambda: bart)
+    engine = TransformersEngine(save_causal_lm(tmp_path, "bart"))
+    sampling = Sampling(temperature=1.0, max_new_tokens=12)
+    rows = engine.tokenize(PROMPTS)
+    together = completed(engine, rows, sampling)
+    for number, ids in enumerate(rows):
         assert completed(engine, [ids], sampling, [number]) == [together[number]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,8 @@ from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.packed_weights import speed_up
 from tide.engines.local.stream import Forward, Stream, cache_in, not_finite
 from tide.plugins.options import checked
+
+_LOG = logging.getLogger(__name__)
 
 # Default batch sizes. Larger batches gain little on a CPU; a GPU reads the weights once a batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
@@ -53,7 +56,8 @@ class TransformersEngine(EmbeddingEngine):
     engine's thread may call. forward_tokens: number of tokens that the model has read so far.
 
     Sequences enter and leave the running batch at any step if the model's state consists of keys
-    and values only; other models complete one batch after another.
+    and values only; other models complete one batch after another, or one row after another if
+    they do not obey the mask of a padded batch.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
@@ -197,6 +201,11 @@ class TransformersEngine(EmbeddingEngine):
                     f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
                 )
             self.forward.plain = self.forward.plain and reads_alike(self.forward, embeddings[0])
+            if not self.forward.plain and not reads_alike(self.forward, embeddings[0]):
+                _LOG.warning(
+                    "model %s: padding changes its texts; it writes one at a time", self.name
+                )
+                self.max_batch = 1
 
     async def _free(self) -> None:
         self._batch.close()
@@ -261,21 +270,26 @@ def loaded_model(model: Any, name: str) -> tuple[Any, Any]:
 
 @torch.inference_mode()
 def reads_alike(forward: Forward, x: Tensor) -> bool:
-    """Return whether `x` (T, d), T > 3, has equal logits alone and in a batch that rows enter.
+    """Return whether `x` (T, d), T > 3, has equal logits alone and in a batch with another row.
 
-    The logits are equal if the model keeps keys and values, and obeys masks.
+    The logits are equal if the model obeys masks and positions. If it is `plain`, `x` enters while
+    a shorter row is running, which also needs a state of keys and values only.
     """
+    short = x[:-2]
     try:
-        # A longer row enters while one row is running.
-        stream = Stream(forward, [x[:-2]])
-        token = stream.logits.argmax(dim=-1)
-        stream.advance(token)
-        stream.enter([x])
+        if forward.plain:
+            stream = Stream(forward, [short])
+            token = stream.logits.argmax(dim=-1)
+            stream.advance(token)
+            stream.enter([x])
+            short = torch.cat([short, forward.embed(token)])
+        else:
+            stream = Stream(forward, [short, x])
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return False  # the model does not support such batches
-    alone = [torch.cat([x[:-2], forward.embed(token)]), x]
+    alone = [short, x]
     longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
     logits = torch.cat([entered, stream.logits]).float()
     expected = torch.cat([forward.read([row]).logits[:, -1] for row in [*alone, *longer]]).float()
