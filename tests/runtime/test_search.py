@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, InputError, StrategyError
 from tide.detoxifier.sync import Detoxifier
+from tide.engines import Prompt
 from tide.search import REGISTRY, Candidate, Problem, Strategy
 from tide.search.tide import TideStrategy
 
@@ -120,6 +122,24 @@ def test_text_that_loops_is_accepted_only_if_the_models_own_text_loops(
     with FakeEngine(*texts, max_batch=1) as engine:
         trial = Detoxifier(engine, scorer=ReadingScorer(), **settings)("so").best
     assert (trial.text, trial.accepted) == (returned, accepted)
+
+
+@pytest.mark.parametrize("strategy", ["resample:n=1", "random-walk"])
+def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves(strategy: str) -> None:
+    """Such as the end of a text, after which a model writes without a prompt."""
+
+    class Special(FakeEngine):
+        def _encode(self, text: str) -> Prompt:
+            prompt = super()._encode(text)
+            return replace(prompt, fixed_mask=(True,) * len(prompt.token_ids))
+
+    with Special("kind words") as engine:
+        detox = Detoxifier(engine, scorer=ReadingScorer(), strategy=strategy)
+        if strategy == "random-walk":
+            with pytest.raises(InputError, match="only special tokens"):
+                detox("so")
+        else:
+            assert detox("so").text == "kind words"
 
 
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
 async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Run a trial that searches for a whole answer that passes."""
     settings = task.settings
-    problem = start_of(task.prompt, settings, task.seed, engine)
+    problem = start_of(task.prompt, settings, task.seed, engine, moves=task.strategy.moves)
     request = Request(task.prompt.token_ids, settings.sampling, priority=task.priority)
     running = Search(task.strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
@@ -43,10 +43,12 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=running.blocked)
 
 
-def start_of(prompt: Prompt, settings: Settings, seed: int, engine: Engine) -> Problem:
+def start_of(
+    prompt: Prompt, settings: Settings, seed: int, engine: Engine, *, moves: bool = True
+) -> Problem:
     """Return the starting point of a search: the embeddings with a mask of the rows to move.
 
-    Raises InputError for a prompt of special tokens alone.
+    Raises InputError for a prompt of special tokens alone, if the search `moves` embeddings.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -54,9 +56,9 @@ def start_of(prompt: Prompt, settings: Settings, seed: int, engine: Engine) -> P
     from tide.search.geometry import movable_rows  # noqa: PLC0415
 
     ids = prompt.token_ids
-    if not engine.has_embeddings:
+    if not moves:
         rows = torch.ones(len(ids), dtype=torch.bool)
-        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
+        return Problem(torch.ones(len(ids), 1), rows, seed)
     fixed = torch.tensor(prompt.fixed_mask)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
     movable = movable_rows(fixed, settings.perturb, user)

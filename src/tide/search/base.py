@@ -33,13 +33,13 @@ from tide.search import geometry
 class Problem:
     """The input of a search: a prompt, the rows that may move, and a seed.
 
-    x0: embeddings of the prompt, float32, shape (T, d).
+    x0: embeddings of the prompt, float32, shape (T, d); for a strategy that does not move them, a
+    placeholder.
     movable: bool mask, shape (T,), of the rows that may move (see `Settings.perturb`).
     seed: seed of this search; equal seeds give equal trajectories.
     dtype: dtype of the engine; candidates are rounded to this dtype before they are used.
     content: bool mask, shape (T,), of the rows over which the distance to the prompt is measured,
     a superset of `movable`; None means `movable`.
-    can_move: False for an engine without embeddings; x0 is then a placeholder.
     """
 
     x0: Tensor
@@ -47,7 +47,6 @@ class Problem:
     seed: int
     dtype: torch.dtype = torch.float32
     content: Tensor | None = None
-    can_move: bool = True
 
 
 @dataclass(frozen=True)
