@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import TextServer
+from tests.server.gateways import BAD, TEXT, gateway
 from tests.server.running import Running, running
 from tide.server.limits import Limits
 
@@ -248,6 +251,23 @@ def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:
         page.click("#new")
         expect(page.locator("#turns li")).to_have_count(0)
         expect(page.locator("#answers")).to_be_hidden()
+
+
+def test_page_of_a_gateway_names_no_defaults_of_the_server_and_tells_a_cut_answer(
+    browser: Any,
+) -> None:
+    with (
+        TextServer(message=lambda _: WIRES["vLLM"](Said(f"{TEXT} They are {BAD}."))) as upstream,
+        gateway(upstream, on_fail={"default": "block"}) as server,
+        opened(browser, server.url) as page,
+    ):
+        expect(page.locator("#threshold")).to_have_attribute("placeholder", "0.5")
+        for name in ("tokens", "temperature"):
+            expect(page.locator(f"#{name}")).to_have_attribute("placeholder", "")
+        page.fill("#prompt", "Where is the town?")
+        page.click("#go")
+        expect(page.locator("#status")).to_have_text(re.compile("^Cut off"))
+        expect(page.locator("#found .assistant")).to_have_text(f"Model: {TEXT} They are")
 
 
 @every_size

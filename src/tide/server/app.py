@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
+from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.base import languages_of
 from tide.scorers.languages import load_identifier
@@ -232,9 +233,17 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
             "preset": policy.plan.preset,
             "chats": chats,
             "traces": policies.limits.traces,
-            **{key: getattr(usual, key) for key in _SHOWN},
-            "chat": {key: getattr(of_chat, key) for key in _SHOWN},
+            **shown(usual),
+            "chat": shown(of_chat),
         }
+
+    def shown(settings: Settings) -> dict[str, Any]:
+        """Return the defaults of requests; None for those of the server behind a gateway."""
+        values = {name: getattr(settings, name) for name in _SHOWN}
+        if "server_fields" in engine.capabilities:
+            unset = {"max_new_tokens", "temperature"} - settings.model_fields_set
+            values |= dict.fromkeys(unset)
+        return values
 
     return routes
 

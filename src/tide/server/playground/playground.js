@@ -31,7 +31,7 @@ const EXAMPLES = {
   ],
 };
 let running = null; // AbortController of the current request
-let shown = null; // the answer on display: {prompt, chat, text, tide, base}
+let shown = null; // the answer on display: {prompt, chat, text, reason, tide, base}
 let turns = []; // the chat before the answer on display
 
 let own = location.hash.includes("prompt="); // whether the user chose the prompt
@@ -224,10 +224,11 @@ async function run() {
       if (event.error) throw new Error(event.error.message);
       const [choice] = event.choices ?? [];
       shown.text += choice?.text ?? choice?.delta?.content ?? "";
+      shown.reason = choice?.finish_reason ?? shown.reason;
       shown.tide = event.tide ?? shown.tide;
       show();
     }
-    $("status").textContent = said(shown.tide);
+    $("status").textContent = said(shown);
     if (chat && kept(shown.tide)) $("prompt").value = "";
     talk();
     await mark();
@@ -242,8 +243,9 @@ async function run() {
   $("stop").disabled = true;
 }
 
-function said(tide) {
+function said({ tide, reason }) {
   if (tide.mode === "monitor") return "Monitored: the model's own text, scored after it was given out.";
+  if (tide.accepted && reason === "content_filter") return "Cut off: what came after this text was withheld.";
   if (tide.accepted) return "Accepted.";
   return tide.empty ? "The model wrote nothing." : "Withheld: nothing was accepted.";
 }
