@@ -163,6 +163,15 @@ def test_call_that_is_cut_has_the_whole_part_of_its_arguments(
     assert shown(streamed(client, tools=[TOOL])[1]) == shown(whole)
 
 
+def test_system_message_may_follow_the_user(
+    client: anthropic.Anthropic, upstream: TextServer
+) -> None:
+    says(upstream, Said(TEXT))
+    turns: list[Any] = [USER, {"role": "system", "content": "Be brief."}]
+    assert client.messages.create(**ASKED | {"messages": turns}).content[0].text == TEXT
+    assert upstream.requests[-1]["messages"] == turns
+
+
 def test_tool_runner_sends_whole_conversations(
     client: anthropic.Anthropic, upstream: TextServer
 ) -> None:

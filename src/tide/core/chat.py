@@ -139,7 +139,7 @@ class Message(BaseModel):
 
 
 class Chat(BaseModel):
-    """A conversation that can be used as a prompt; its last message is from the user or a tool.
+    """A conversation that can be used as a prompt; its last message is not the assistant's.
 
     asks: request fields that allow more than a plain-text answer (`tools`, `tool_choice`,
     `response_format`, and fields of single servers that ask for JSON or a grammar), as a JSON
@@ -154,8 +154,8 @@ class Chat(BaseModel):
     @field_validator("messages")
     @classmethod
     def _check_roles(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        if (last := messages[-1].role) not in ("user", "tool"):
-            raise ValueError(f"the last message must have the role user or tool, not {last}")
+        if messages[-1].role == "assistant":
+            raise ValueError("the last message must not have the role assistant")
         if not any(message.role == "user" for message in messages):
             raise ValueError("no message has the role user")
         for number, message in enumerate(messages):
@@ -206,7 +206,7 @@ class Chat(BaseModel):
 
     @property
     def unanswered(self) -> list[str]:
-        """The last user message, and the `readings` of all later tool calls and tool results.
+        """The last user message, and the `readings` of all later messages and tool calls.
 
         Raises Unread.
         """
