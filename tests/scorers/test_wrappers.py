@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import random
 import sqlite3
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import FakeScorer
+from tide.core.concurrency import ABORT
 from tide.core.errors import (
     InputError,
     ScorerBrokenError,
@@ -28,10 +32,11 @@ from tide.core.errors import (
 from tide.core.settings import Settings
 from tide.core.text import splits_character
 from tide.runtime.acceptance import Acceptance
-from tide.scorers import load_scorer, score_texts
+from tide.scorers import load_scorer, score_texts, wrappers
 from tide.scorers.base import (
     Attributed,
     AttributedScorer,
+    CallableScorer,
     attributes_of,
     is_concurrent,
     is_quick,
@@ -260,6 +265,23 @@ def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
     for threshold in (0.05, 0.5, 0.95):
         rule = Acceptance(Settings(toxicity_threshold=threshold, thresholds={"threat": 0.01}))
         assert list(map(rule.passes, down.rows())) == [True, False]
+
+
+def test_second_scorer_decides_while_a_service_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers, "_PATIENCE", 0.2)
+
+    async def hang(texts: list[str]) -> list[float]:
+        await asyncio.sleep(3600)
+        return []
+
+    with closing(FallbackScorer([CallableScorer(hang), second()])) as scorer:
+        abort = Future[None]()
+        abort.cancel()  # by callers that have left, which says nothing about the service
+        context = copy_context()
+        context.run(ABORT.set, abort)
+        with pytest.raises(ScorerError, match="failed"):
+            context.run(scorer.score, TEXTS)
+        assert scorer.score(TEXTS).tolist() == [0.0, 1.0]
 
 
 def test_other_errors_of_the_first_scorer_are_raised() -> None:

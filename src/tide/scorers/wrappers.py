@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -23,11 +25,13 @@ import numpy as np
 import regex
 from pydantic import Field
 
+from tide.core.concurrency import ABORT
 from tide.core.errors import (
     SCORER_DOWN,
     InputError,
     ScorerBrokenError,
     ScorerError,
+    ScorerUnavailableError,
     first_line,
 )
 from tide.core.sanitize import logger
@@ -199,10 +203,13 @@ def split_words(text: str, words: int) -> list[str]:
 
 # Seconds after a failure in which the first scorer is not called.
 _PAUSE = 10.0
+# Seconds that the first scorer has for a call, and for the call that tries it again. A service that
+# hangs would else be waited for until the clients have left, and so never count as down.
+_PATIENCE, _PATIENCE_AGAIN = 30.0, 3.0
 
 
 class FallbackScorer(ScorerWrapper):
-    """Calls the second scorer while the first cannot be reached or refuses to answer.
+    """Calls the second scorer while the first cannot be reached, hangs or refuses to answer.
 
     The second scorer decides by its own threshold, because its scores mean something else: a text
     scores 1 if it reaches this threshold, else 0. The attribute `fallback` is then 1, and the
@@ -229,13 +236,15 @@ class FallbackScorer(ScorerWrapper):
         self._retry_at: float | None = None  # while the first scorer is down
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        seconds = _PATIENCE
         retry_at = self._retry_at  # another thread may set it meanwhile
         if retry_at is not None:
             if self._clock() < retry_at:
                 return self._verdicts(texts)
             self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
+            seconds = _PATIENCE_AGAIN
         try:
-            answer = ask(self._scorer, texts)
+            answer = self._ask_first(texts, seconds)
         except (*SCORER_DOWN, ScorerBrokenError) as error:
             if self._retry_at is None:
                 _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
@@ -245,6 +254,29 @@ class FallbackScorer(ScorerWrapper):
             _LOG.warning("scorer %s answers again", self._scorer.name)
             self._retry_at = None
         return Attributed(answer.values, {**answer.attributes, FALLBACK: np.zeros(len(texts))})
+
+    def _ask_first(self, texts: Sequence[Exchange], seconds: float) -> Attributed:
+        """Ask the first scorer. Raises ScorerUnavailableError if a service takes too long."""
+        if self.quick:
+            return ask(self._scorer, texts)
+        callers, limit = ABORT.get(), Future[None]()
+        if callers is not None:
+            callers.add_done_callback(lambda _: limit.cancel())
+        timer = threading.Timer(seconds, limit.cancel)
+        timer.daemon = True
+        timer.start()
+        token = ABORT.set(limit)
+        try:
+            return ask(self._scorer, texts)
+        except ScorerError as error:
+            has_callers = callers is None or not callers.cancelled()
+            if limit.cancelled() and has_callers:
+                problem = f"scorer {self._scorer.name}: no answer within {seconds:g} seconds"
+                raise ScorerUnavailableError(problem) from error
+            raise
+        finally:
+            ABORT.reset(token)
+            timer.cancel()
 
     def _verdicts(self, texts: Sequence[Exchange]) -> Attributed:
         """Return the verdicts of the second scorer as scores."""
