@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 from tests.fakes import FakeScorer
 from tests.generated import examples
 from tests.scorers.test_wrappers import TwoSides
+from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import ScorerError, ScorerUnavailableError
-from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
+from tide.detoxifier.sync import Detoxifier
+from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import Attributed, attributes_of, is_blank, is_nearly_empty, is_quick
 from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 
@@ -239,6 +242,48 @@ def test_an_asynchronous_scorer_and_one_of_exchanges_are_never_quick() -> None:
     scorer.score = waits  # type: ignore[assignment, method-assign]
     assert not is_quick(scorer)
     assert not is_quick(FakeScorer(reads="exchange", quick=True))
+
+
+class Client:
+    """A scorer that holds a connection, which only its own event loop can close."""
+
+    name, threshold = "client@1", 0.5
+
+    def __init__(self) -> None:
+        self.loops: list[asyncio.AbstractEventLoop] = []
+
+    async def score(self, texts: Sequence[str]) -> list[float]:
+        self.loops.append(asyncio.get_running_loop())
+        return [0.0 for _ in texts]
+
+    async def close(self) -> None:
+        self.loops.append(asyncio.get_running_loop())
+
+
+def test_asynchronous_close_runs_in_the_loop_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Client] = []
+
+    def client() -> Client:
+        made.append(Client())
+        return made[-1]
+
+    monkeypatch.setitem(REGISTRY._targets, "client", client)
+    for spec in ("client", "confirm:pocket,windows:client"):
+        with Detoxifier(scripted_engine(), scorer=spec) as detox:
+            detox(PROMPTS[0])
+        assert len(made[-1].loops) > 1
+        assert len(set(made[-1].loops)) == 1
+
+
+def test_a_close_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(FakeScorer):
+        def close(self) -> None:
+            raise OSError("the socket\nis gone")
+
+    monkeypatch.setitem(REGISTRY._targets, "stuck", lambda: Stuck(name="stuck"))
+    message = "^scorer stuck failed: OSError: the socket is gone$"
+    with pytest.raises(ScorerError, match=message), Detoxifier(scripted_engine(), scorer="stuck"):
+        pass
 
 
 SENTENCES = ["The weather is fine", "Rain", "the people are kind " * 3]

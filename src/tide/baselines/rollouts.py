@@ -21,7 +21,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.local.batch import LOOK_EVERY
 from tide.scorers import load_scorer
-from tide.scorers.base import Exchange, is_nearly_empty, score_texts
+from tide.scorers.base import Exchange, close_scorer, is_nearly_empty, score_texts
 
 # As in RealToxicityPrompts, a prompt is about half a sentence, and 20 tokens follow it.
 _PROMPT = 12
@@ -128,7 +128,7 @@ def roll_out(
         exchanges = list(map(Exchange, contexts, texts))
         scores = score_texts(scorer, exchanges, is_nearly_empty).values.tolist()
     finally:
-        scorer.close()
+        close_scorer(scorer)
     return list(map(Rollout, prompts, written, scores))
 
 

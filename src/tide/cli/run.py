@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -94,8 +95,8 @@ def run(
     refuse_input(output, input_file)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
-    from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415
+    from tide.evaluation.experiment import Job, describe, open_judges  # noqa: PLC0415
+    from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
@@ -103,16 +104,17 @@ def run(
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
     name = name_of(model, engine_options or {})
     say_loading(name, scorer, says.format(**chosen))
-    loaded = [NamedScorer.of(spec) for spec in options.judges(judges)]
-    check_names(loaded)
-    with Detoxifier(
-        model,
-        scorer=scorer,
-        engine=engine,
-        preset=preset,
-        engine_options=engine_options,
-        **(overrides or {}),
-    ) as detoxifier:
+    with ExitStack() as opened:
+        loaded = open_judges(options.judges(judges), opened)
+        detoxifier = Detoxifier(
+            model,
+            scorer=scorer,
+            engine=engine,
+            preset=preset,
+            engine_options=engine_options,
+            **(overrides or {}),
+        )
+        opened.enter_context(detoxifier)
         if detoxifier.engine.has_chat_template and not chat:
             hint = f"{model} has a chat template: --chat answers these prompts as user messages"
             ERRORS.print(hint)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,12 +78,13 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        loaded = [with_word_lists(scorer) for scorer in _loaded(scorers)]
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
-        if has_context and not any(map(reads_exchanges, loaded)):
-            ERRORS.print("contexts are ignored: these scorers read texts alone")
-        columns = {scorer.name: scored(scorer, exchanges) for scorer in loaded}
+        with _opened(scorers) as without_lists:
+            loaded = [with_word_lists(scorer) for scorer in without_lists]
+            if has_context and not any(map(reads_exchanges, loaded)):
+                ERRORS.print("contexts are ignored: these scorers read texts alone")
+            columns = {scorer.name: scored(scorer, exchanges) for scorer in loaded}
         if output is not None:
             with replaced(output) as file:
                 for i, row in enumerate(rows):
@@ -110,13 +111,20 @@ def score(
     OUTPUT.print(table)
 
 
-def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
-    """Load the scorers of --scorer. Raises InputError for two of one name."""
+@contextmanager
+def _opened(specs: Sequence[str] | None) -> Iterator[list[Scorer]]:
+    """Load the scorers of --scorer, and close them. Raises InputError for two of one name."""
     from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+    from tide.scorers.base import close_scorer  # noqa: PLC0415
 
     named = [NamedScorer.of(spec) for spec in specs or [DEFAULT_SCORER]]
     check_names(named, "--scorer")
-    return [judge.scorer for judge in named]
+    loaded = [judge.scorer for judge in named]
+    try:
+        yield loaded
+    finally:
+        for scorer in loaded:
+            close_scorer(scorer)
 
 
 @app.command("compare", cls=options.Command)
@@ -135,9 +143,9 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     from tide.evaluation.assessment import error_correlations  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415
 
-    loaded = _loaded(scorers)
-    texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
-    covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
+    with _opened(scorers) as loaded:
+        texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
+        covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
     OUTPUT.print(_agreement_table(title, covered, targets))
     values = {name: scores.values for name, scores in covered.items() if scores.known.any()}

@@ -112,6 +112,8 @@ class Portal:
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         """Run `call(*arguments)` in the loop and block until it ends; not in the loop's thread."""
+        if self.is_current:  # such as a `close` that the garbage collector calls; it would hang
+            raise self._error(f"the {self._owner} waits for itself")
         future = self.start(call, *arguments)
         if (abort := ABORT.get()) is not None:
             abort.add_done_callback(lambda _: future.cancel())

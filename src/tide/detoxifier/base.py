@@ -30,7 +30,7 @@ from tide.runtime.rewind import rewind
 from tide.runtime.search import search
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
-from tide.scorers.base import Exchange, highest_of, reads_exchanges
+from tide.scorers.base import Exchange, close_scorer, highest_of, reads_exchanges
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
@@ -125,7 +125,7 @@ class DetoxifierBase:
         with ExitStack() as loaded:
             self.scorer = load_scorer(scorer)
             if isinstance(scorer, str):
-                loaded.callback(self.scorer.close)
+                loaded.callback(close_scorer, self.scorer)
             if isinstance(model, Engine):
                 self.engine: Engine = model
             else:

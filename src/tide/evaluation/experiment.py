@@ -51,6 +51,7 @@ from tide.evaluation.runs import (
 from tide.evaluation.tables import slug
 from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import DEFAULT_SCORER, Scorer
+from tide.scorers.base import close_scorer
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -127,7 +128,7 @@ def evaluate(
     references = _references(reference, name_of(model), progress)
     options = dict(engine_options or {})
     with ExitStack() as stack:
-        guide, outside = _open_scorer(scorer, stack), _open_judges(judges, stack)
+        guide, outside = _open_scorer(scorer, stack), open_judges(judges, stack)
         with _loaded(model, engine, options) as (loaded, described):
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
@@ -240,7 +241,7 @@ def judge(
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
-        loaded = _open_judges(judges, stack)
+        loaded = open_judges(judges, stack)
         failed: dict[Path, Failed] = {}
         by_reference: dict[str, list[Path]] = {}
         for path in paths:
@@ -409,11 +410,11 @@ def _open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
     """Return a scorer; `stack` closes it if it was loaded here. Raises as `load_scorer` does."""
     named = NamedScorer.of(scorer)
     if named.spec is not None:
-        stack.callback(named.scorer.close)
+        stack.callback(close_scorer, named.scorer)
     return named
 
 
-def _open_judges(judges: AnyScorer | Sequence[AnyScorer], stack: ExitStack) -> list[NamedScorer]:
+def open_judges(judges: AnyScorer | Sequence[AnyScorer], stack: ExitStack) -> list[NamedScorer]:
     """Open scorers like `_open_scorer`. Raises InputError for two of one name."""
     opened = [_open_scorer(judge, stack) for judge in _listed(judges)]
     check_names(opened)

@@ -145,7 +145,9 @@ class AsyncScorer(Protocol):
         """Like `Scorer.score`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> object:
+        """Release what the scorer holds. An `async def` runs in the loop of `score`."""
+        ...
 
 
 def reads_exchanges(scorer: Scorer) -> bool:
@@ -317,7 +319,7 @@ class ScorerWrapper(AttributedScorer):
 
     def close(self) -> None:
         for scorer in self.scorers:
-            scorer.close()
+            close_scorer(scorer)
 
 
 class CallableScorer(PlainScorer):
@@ -503,7 +505,7 @@ def ask(scorer: Scorer, exchanges: Sequence[Exchange]) -> Attributed:
     count = len(distinct)
     callee: Any = scorer
     # Pass a copy, so that a scorer that drops texts from its list fails the length check.
-    answer = _answer(scorer, callee.score_attributes if names else callee.score, [*distinct])
+    answer = _called(scorer, callee.score_attributes if names else callee.score, [*distinct])
     answer = validated_answer(scorer, names, answer if names else Attributed(answer, {}), count)
     if count == len(texts):
         return answer
@@ -527,10 +529,15 @@ def validated_answer(scorer: Scorer, names: Sequence[str], answer: Any, count: i
     return Attributed(values, attributes)
 
 
-def _answer(scorer: Scorer, score: Callable[[list[Scored]], Any], texts: list[Scored]) -> Any:
-    """Return what `score` returns, awaited if necessary. Exceptions become ScorerErrors."""
+def close_scorer(scorer: Scorer) -> None:
+    """Close a scorer, whose `close` may be asynchronous. Raises ScorerError if it fails."""
+    _called(scorer, scorer.close)
+
+
+def _called(scorer: Scorer, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a method returns, awaited if necessary. Exceptions become ScorerErrors."""
     try:
-        answer = score(texts)
+        answer = method(*arguments)
         if not inspect.isawaitable(answer):
             return answer
         try:

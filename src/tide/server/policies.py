@@ -29,7 +29,7 @@ from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
-from tide.scorers.base import Scorer, is_blank, is_nearly_empty, pace_of
+from tide.scorers.base import Scorer, close_scorer, is_blank, is_nearly_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
 from tide.server.gate import KEYS, check_exposure, digest
@@ -388,13 +388,13 @@ class Scorers:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(scorer)
             with ExitStack() as opened:
-                opened.callback(loaded.close)
+                opened.callback(close_scorer, loaded)
                 pace_of(loaded)
                 measured = MeasuredScorer(loaded, self._metrics)
                 opened.pop_all()
             self._loaded[key] = measured
             self._ends = [end for end in self._ends if end.alive]
-            self._ends.append(weakref.finalize(measured, loaded.close))
+            self._ends.append(weakref.finalize(measured, close_scorer, loaded))
         return measured
 
     def close(self) -> None:
