@@ -65,12 +65,18 @@ def test_methods_lists_every_name(
                        "backtrack (preset)", "strategy=backtrack"]),
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["max:SCORER,SCORER (scorer)"]),
+        ("guard", ["guard:SPEC (scorer)"]),
+        ("inherits", ["inherits (scorer)"]),
+        ("function", ["function (scorer)"]),
     ],
 )  # fmt: skip
 def test_methods_shows_the_options_of_a_name(
     name: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
+    here = "tests.scorers.test_load"
+    for plugin, of_file in {"mine": "Tuned", "inherits": "Inherits"}.items():
+        monkeypatch.setitem(SCORERS._targets, plugin, f"{here}:{of_file}")
+    monkeypatch.setitem(SCORERS._targets, "function", lambda texts: [0.0 for _ in texts])
     assert tide("methods", name) == 0
     shown = narrow(capsys)
     assert all(line in shown for line in lines)
@@ -173,7 +179,7 @@ def test_doctor_finds_a_scorer_that_fails(
 ) -> None:
     monkeypatch.setitem(SCORERS._targets, "strange", lambda: 1 / 0)
     assert tide("doctor", "--scorer", "strange") == 1
-    assert "failed: cannot be used: ZeroDivisionError" in capsys.readouterr().out
+    assert "scorer 'strange' cannot be loaded: ZeroDivisionError" in rows(capsys)
 
 
 @pytest.mark.parametrize(("insult", "code"), [(0.3, 1), (0.9, 0)])

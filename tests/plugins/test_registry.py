@@ -120,3 +120,8 @@ def test_two_packages_with_one_name_are_always_refused(monkeypatch: pytest.Monke
         with pytest.raises(InputError, match="'pocket': two installed packages use this name"):
             registry.load("pocket")
     assert Registry("scorer", {}).names() == ["pocket"]  # one package listed twice
+
+
+def test_an_entry_point_without_a_class_is_told_its_form() -> None:
+    with pytest.raises(InputError, match=r"scorer 'mine': its entry point 'os\.path' must be MOD"):
+        Registry("scorer", {"mine": "os.path"}).load("mine")

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError
 from tide.plugins.options import Options
-from tide.scorers import PlainScorer, Scorer, load_scorer
+from tide.scorers import REGISTRY, PlainScorer, Scorer, load_scorer
 
 
 class TunedOptions(Options):
@@ -87,6 +87,43 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         load_scorer(f"{path}:rude:x")
     with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):
         load_scorer(f"{path}:Nothing")
+
+
+def test_an_installed_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point may name a function from texts to scores, or one that returns a scorer."""
+
+    def short(texts: list[str]) -> list[float]:
+        return [float(len(text) < 4) for text in texts]
+
+    monkeypatch.setitem(REGISTRY._targets, "short", short)
+    monkeypatch.setitem(REGISTRY._targets, "made", lambda: Tuned(TunedOptions()))
+    scorer = load_scorer("max:short,made")
+    assert scorer.name.startswith("max:short@")
+    assert scorer.score(["abc", "long"]).tolist() == [1.0, 0.25]
+    with pytest.raises(InputError, match="a function takes no argument"):
+        load_scorer("short:x")
+
+
+class NoLicence(PlainScorer):
+    name = "no-licence@1"
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("no licence\nhere")
+
+
+class TextThreshold(PlainScorer):
+    name, threshold = "text@1", "0.5"  # type: ignore[assignment]
+
+    def score(self, texts: Sequence[str]) -> list[float]:
+        return [0.25] * len(texts)
+
+
+def test_a_class_that_cannot_be_made_is_one_line() -> None:
+    here = "tests.scorers.test_load"
+    with pytest.raises(ScorerError, match=f"^scorer '{here}:NoLicence' cannot be loaded: .*here$"):
+        load_scorer(f"{here}:NoLicence")
+    with pytest.raises(InputError, match=r"TextThreshold': its threshold must not be '0\.5'$"):
+        load_scorer(f"max:{here}:TextThreshold,pocket")
 
 
 class NoClose:

@@ -7,7 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from statistics import fmean
@@ -27,7 +27,7 @@ from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
-from tide.scorers import DEFAULT_SCORER
+from tide.scorers import DEFAULT_SCORER, is_function, load_scorer
 
 _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
@@ -103,6 +103,8 @@ def _argument(target: Any) -> str:
     """Return the argument that a scorer's spec must have, such as `:PATH`; "" if it has none."""
     first = next(iter(inspect.signature(target).parameters.values()), None)
     if first is None or first.default is not first.empty or hasattr(target, "options_class"):
+        return ""
+    if first.kind is first.VAR_POSITIONAL or is_function(target):
         return ""
     return f":{first.name.upper()}"
 
@@ -237,7 +239,8 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
                 f"{dtype}, context of {model.context_length} tokens"
             )
         else:
-            about = f"{model.capability_notes}; no embeddings, so no search that moves them"
+            notes = f"{model.capability_notes}; " if model.capability_notes else ""
+            about = f"{notes}no embeddings, so no search that moves them"
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         return (
             f"20 tokens in {seconds:.2f} s; {about}; {template}\n"
@@ -246,10 +249,13 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
 
 
 def _try_scorer(name: str) -> str:
-    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+    from tide.scorers.base import close_scorer, score_texts  # noqa: PLC0415  (slow import)
 
-    with closing(load_scorer(name)) as scorer:
+    scorer = load_scorer(name)
+    try:
         scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
+    finally:
+        close_scorer(scorer)
     kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
     says = (
         f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average; "

@@ -83,7 +83,7 @@ def _source(code: Any) -> bytes:
         if code.__module__ in _MAIN:
             return inspect.getsource(code).encode()
         return Path(inspect.getfile(code)).read_bytes()
-    except (OSError, TypeError):
+    except Exception:  # `inspect` raises errors of many kinds if the file was edited meanwhile
         return b""
 
 

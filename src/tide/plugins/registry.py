@@ -89,7 +89,9 @@ def _imported(origin: str, target: str) -> Any:
 
     origin: beginning of the error's message. Raises InputError or MissingDependencyError.
     """
-    source, _, attribute = target.rpartition(":")
+    source, colon, attribute = target.rpartition(":")
+    if not colon:
+        raise InputError(f"{origin}: its entry point {target!r} must be MODULE:CLASS")
     try:
         with local_imports():
             module = _run_file(Path(source)) if source.endswith(".py") else import_module(source)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError, guarded
 from tide.plugins.registry import Registry
 from tide.plugins.specs import Spec, parse, parse_spec
 
@@ -99,10 +100,11 @@ def _create(spec: Spec) -> Scorer:
     from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
     create, usage = REGISTRY.load(spec.name), WRAPPERS.get(spec.name, "")
-    if inspect.isroutine(create) and ":" in spec.name:
+    if is_function(create):
         if spec.argument is not None:
             raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
-        return CallableScorer(create, f"callable:{spec.name}")
+        name = f"callable:{spec.name}" if ":" in spec.name else spec.name
+        return CallableScorer(create, name)
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
     if hasattr(create, "options_class"):
         _, values = parse_spec(str(spec), "scorer", REGISTRY.names())
@@ -118,7 +120,15 @@ def _create(spec: Spec) -> Scorer:
     if spec.inner:
         members = [_create(member) for member in spec.inner]
         arguments[0] = members if "," in usage else members[0]
-    return _complete(create(*arguments), f"scorer {str(spec)!r}")
+    with guarded(ScorerError, f"scorer {str(spec)!r} cannot be loaded"):
+        return _complete(create(*arguments), f"scorer {str(spec)!r}")
+
+
+def is_function(create: Any) -> bool:
+    """Whether `create` scores texts itself; it then takes them, and TIDE's own functions do not."""
+    if not inspect.isroutine(create) or str(create.__module__).startswith("tide."):
+        return False
+    return bool(inspect.signature(create).parameters)
 
 
 def _complete(loaded: Any, origin: str) -> Scorer:
@@ -131,6 +141,9 @@ def _complete(loaded: Any, origin: str) -> Scorer:
             "tide.Scorer and have name, threshold and score"
         )
     scorer: Scorer = loaded
+    for name, kind in (("name", str), ("threshold", Real)):
+        if not isinstance(value := getattr(scorer, name), kind):
+            raise InputError(f"{origin}: its {name} must not be {value!r}")
     return scorer
 
 
