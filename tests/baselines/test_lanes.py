@@ -13,8 +13,10 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
-from tide.core.errors import CompletionError
+from tide.baselines import DecodingBaseline, SteeredLane
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
+from tide.plugins.options import Options
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
 SEEDS = list(range(len(PROMPTS)))
@@ -49,6 +51,29 @@ def test_neighbours_change_nothing(gpt2: World, name: str, monkeypatch: pytest.M
         alone = [written(baseline, [prompt], [seed])[0] for prompt, seed in pairs]
         run_together(baseline, 2, monkeypatch)
         assert written(baseline, PROMPTS, SEEDS) == alone
+
+
+class Narrow(DecodingBaseline):
+    kind, options_class = "narrow", Options
+
+    def lanes(self) -> Any:
+        class Lane(SteeredLane):
+            def shift(self, scores: torch.Tensor) -> torch.Tensor:
+                return scores[:, 1:]
+
+        return Lane
+
+
+class Unnamed(Narrow):
+    def __init__(self, engine: Any, options: Options) -> None:
+        super().__init__(engine, options)
+
+
+def test_systems_of_others_fail_on_one_line(gpt2: World) -> None:
+    with pytest.raises(EngineError, match=r"^shift: returned shape \(1, \d+\), not \(1, \d+\)$"):
+        written(gpt2.load(f"{__name__}:Narrow"), PROMPTS[:1], SEEDS[:1])
+    with pytest.raises(InputError, match=r"Unnamed: cannot be loaded: .* argument 'artefacts'$"):
+        gpt2.load(f"{__name__}:Unnamed")
 
 
 @pytest.mark.parametrize("name", with_nightly(*ONE_OF_EACH_LANE, of=sorted(STRENGTHS)))

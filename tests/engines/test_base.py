@@ -18,6 +18,7 @@ from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.core.text import HALF
+from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Piece, Request
 
@@ -48,6 +49,33 @@ class Words(Engine):
             yield Piece((), "stop")
         finally:
             self.left.append(request)
+
+
+class Minimal(Engine):
+    """No more than what its docstring asks for. A model named "" fails."""
+
+    def __init__(self, model: str) -> None:
+        self.name = {"m": model}[model]
+
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        return [[ord(letter) for letter in prompt] for prompt in prompts]
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["".join(map(chr, row)) for row in rows]
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        yield Piece(tuple(map(ord, " fine day.")), "stop")
+
+
+def test_a_minimal_engine_of_others() -> None:
+    here = f"{__name__}:Minimal"
+    with Detoxifier("m", engine=here) as detox:
+        assert detox("The weather").text == " fine day."
+    with pytest.raises(EngineError, match=f"^engine '{here}' cannot be loaded: KeyError: ''$"):
+        load_engine(here, "")
+    given: Any = Minimal
+    with pytest.raises(InputError, match=r"^engine: must be a name, .*; pass an engine object"):
+        Detoxifier("m", engine=given)
 
 
 def test_the_default_methods_are_enough_for_completions() -> None:

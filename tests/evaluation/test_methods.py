@@ -9,7 +9,7 @@ from tests.evaluation.runs import column
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.baselines import Generated
-from tide.core.errors import CompletionError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Settings
 from tide.data.records import Record
 from tide.data.texts import Row
@@ -72,6 +72,23 @@ def test_baseline_prompt_fails_alone() -> None:
         assert isinstance(outcome, Record)
         assert column(outcome, "text") == ["toxicity 0"] * 2
     assert baseline.prompts == [prompt for prompt in PROMPTS for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda prompts: [" fine"] * len(prompts), "`generate` must return a `Generated` or an"),
+        (lambda prompts: [CompletionError("broken")], "`generate` must return a `Generated` or an"),
+        (lambda prompts: prompts["x"], "baseline half: failed: TypeError"),
+    ],
+    ids=["texts", "too few", "fails"],
+)
+def test_baseline_that_breaks_its_protocol_is_an_engine_error(answer: Any, message: str) -> None:
+    baseline: Any = HalfBaseline()
+    baseline.generate = lambda prompts, *_: answer(prompts)
+    method = BaselineMethod("half", baseline, scripted_engine(), ReadingScorer(), Settings())
+    with pytest.raises(EngineError, match=message):
+        list(method.records(ROWS, [0]))
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, guarded
 from tide.plugins.registry import Registry
 from tide.plugins.specs import parse_spec
 
@@ -62,7 +62,8 @@ def load_baseline(
         InputError: The spec or an artefact cannot be used.
     """
     create, options = _read(spec)
-    baseline: Baseline = create(engine, options, artefacts=artefacts)
+    with guarded(InputError, f"baseline {spec}: cannot be loaded"):
+        baseline: Baseline = create(engine, options, artefacts=artefacts)
     return baseline
 
 
@@ -80,7 +81,7 @@ def _read(spec: str) -> tuple[Any, Any]:
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)
     if not hasattr(create, "options_class"):
-        raise InputError(f"baseline {name}: has no options_class")
+        raise InputError(f"baseline {name}: has no options_class, such as tide.Options")
     return create, create.options_class.of("baseline", name, settings)
 
 

@@ -21,8 +21,7 @@ from tide.core.results import Result, Trial, format_score
 from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
-from tide.engines import REGISTRY as ENGINES
-from tide.engines import Engine, Prompt, load_engine
+from tide.engines import Engine, Prompt, engine_class, load_engine
 from tide.engines.base import name_of
 from tide.runtime.acceptance import check_thresholds
 from tide.runtime.draw import draw
@@ -116,7 +115,7 @@ class DetoxifierBase:
         # Names and settings are checked before a model is loaded, which takes long.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
         if not isinstance(model, Engine):
-            ENGINES.load(engine)
+            engine_class(engine)
         if options and isinstance(model, Engine):
             raise InputError(
                 f"{min(options)}: give it to load_engine; this engine is loaded already"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from tide.core.errors import InputError
+from tide.core.errors import EngineError, InputError, guarded
 from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ REGISTRY = Registry(
 )
 
 
+def engine_class(name: Any) -> Any:
+    """Import the engine of a name. Raises InputError for anything else, as callers may pass."""
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        raise InputError(f"engine: must be a name, not a {kind}; pass an engine object as `model`")
+    return REGISTRY.load(name)
+
+
 def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine:
     """Load a model into an engine.
 
@@ -42,11 +50,7 @@ def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine
             an engine.
         EngineError: The model cannot be loaded.
     """
-    engine_name: Any = name  # callers may not check types
-    if not isinstance(engine_name, str):
-        kind = type(engine_name).__name__
-        raise InputError(f"engine: must be a name, not a {kind}; pass an engine object as `model`")
-    create = REGISTRY.load(name)
+    create = engine_class(name)
     known = inspect.signature(create).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     if not takes_any and (unknown := [option for option in options if option not in known]):
@@ -54,7 +58,8 @@ def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine
         raise InputError(f"engine {name!r} has no option {unknown[0]!r}; {has}")
     from tide.engines.base import Engine  # noqa: PLC0415  (slow import)
 
-    engine = create(model, **options)
+    with guarded(EngineError, f"engine {name!r} cannot be loaded"):
+        engine = create(model, **options)
     if not isinstance(engine, Engine):
         raise InputError(f"engine {name!r}: made a {type(engine).__name__}, not a tide.Engine")
     return engine

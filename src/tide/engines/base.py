@@ -1,8 +1,9 @@
 """The base class of engines, which stream completions of prompts and know nothing of toxicity.
 
-A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and also
-`_embed_tokens` for searches that perturb prompts. `tests/scripted_engine.py` is an example. The
-public methods check input and output, and raise only TideErrors.
+A new engine derives from `Engine`, sets `name`, and implements `_tokenize`, `_texts` and `_write`.
+For searches that perturb prompts it sets `dim` and `dtype`, and implements `_embed_tokens`.
+`tests/scripted_engine.py` is an example. The public methods check input and output, and raise only
+TideErrors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from tide.core.settings import Sampling, Settings, derive_seed
 from tide.core.text import HALF, is_letter
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
-    import torch
     from torch import Tensor
 
 # content_filter: the model wrote only banned words next, or a server's own filter ended the text.
@@ -168,8 +168,8 @@ class Engine(ABC):
 
     Attributes:
         name: Name of the model, for records.
-        dim: Width d of the model's input embeddings.
-        dtype: Compute dtype of the model.
+        dim: Width d of the model's input embeddings; 0 without embeddings.
+        dtype: Compute dtype of the model; None if unknown.
         context_length: Maximum number of tokens of prompt plus completion; None if unlimited.
         max_batch: Maximum number of sequences run at once.
         embedding_scale: Ratio of the rows of `embed` to the rows of the model's embedding table.
@@ -179,10 +179,10 @@ class Engine(ABC):
     """
 
     name: str
-    dim: int
-    dtype: torch.dtype
-    context_length: int | None
-    max_batch: int
+    dim: int = 0
+    dtype: Any = None
+    context_length: int | None = None
+    max_batch: int = 16
     embedding_scale: float = 1.0
     in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()

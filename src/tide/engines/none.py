@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError
@@ -18,11 +18,10 @@ class NoEngine(Engine):
     """Refuses every prompt with InputError. model: name for records."""
 
     in_process: ClassVar = False
-    dtype: Any = None
+    max_batch = 1
 
     def __init__(self, model: str | Path = "none") -> None:
         self.name = str(model)
-        self.dim, self.max_batch, self.context_length = 0, 1, None
 
     def _tokenize(self, prompts: Sequence[str]) -> NoReturn:
         raise InputError("the engine 'none' has no model and cannot complete texts")

@@ -14,7 +14,14 @@ from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, Generated, check_baseline, load_baseline
-from tide.core.errors import CompletionError, InputError, TideError, unknown
+from tide.core.errors import (
+    CompletionError,
+    EngineError,
+    InputError,
+    TideError,
+    guarded,
+    unknown,
+)
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings, derive_seed
@@ -152,7 +159,7 @@ class BaselineMethod:
                 trial_seed = derive_seed(self.settings.seed, text, trial)
                 prompts.append(text)
                 seeds.append(derive_seed(trial_seed, "sampling", 0))
-        outcomes = iter(self._baseline.generate(prompts, self.settings.sampling, seeds))
+        outcomes = iter(self._generated(prompts, seeds))
         written: dict[int, list[Generated]] = {}
         for number in texts:
             of_row = list(itertools.islice(outcomes, count))
@@ -196,6 +203,18 @@ class BaselineMethod:
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
             yield row, Record(id=row.id, prompt=str(texts[number]), trials=records, **about)
+
+    def _generated(self, prompts: list[str], seeds: list[int]) -> list[Generated | TideError]:
+        """Run the baseline. Raises EngineError if it fails, or breaks its protocol."""
+        with guarded(EngineError, f"baseline {self._baseline.name}: failed"):
+            generated = list(self._baseline.generate(prompts, self.settings.sampling, seeds))
+        valid = all(isinstance(outcome, Generated | TideError) for outcome in generated)
+        if not valid or len(generated) != len(prompts):
+            raise EngineError(
+                f"baseline {self._baseline.name}: `generate` must return a `Generated` or an error "
+                "for each prompt"
+            )
+        return generated
 
 
 Method = SearchMethod | BaselineMethod

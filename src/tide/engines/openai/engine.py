@@ -77,7 +77,6 @@ class OpenAIEngine(Engine):
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts", "server_fields"})
     in_process: ClassVar = False
-    dtype: Any = None  # only the server knows its dtype
 
     @checked
     def __init__(
@@ -93,7 +92,6 @@ class OpenAIEngine(Engine):
         required: bool = True,
     ) -> None:
         self.name = str(model)
-        self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
         self._named: TokenSource | None = None
         if tokenizer is not None:
