@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.writing import completed, likelihoods
-from transformers import AutoModelForCausalLM, AutoTokenizer, BartConfig, GPT2LMHeadModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BartConfig,
+    GPT2LMHeadModel,
+)
 
 from tests.models import CONFIGS, CONTEXT, VOCAB, save_causal_lm, save_mamba
 from tide.core.chat import Chat
@@ -125,6 +132,13 @@ def test_loaded_model_is_in_training_again_if_no_engine_can_use_it(tmp_path: Pat
     with pytest.raises(EngineError, match="its logits are NaN"):
         TransformersEngine(model)
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForSequenceClassification])
+def test_loaded_model_without_a_head_for_text_is_refused(kind: Any, tmp_path: Path) -> None:
+    model = kind.from_pretrained(save_causal_lm(tmp_path, "llama"))
+    with pytest.raises(EngineError, match="writes no text; load it with AutoModelForCausalLM"):
+        TransformersEngine(model)
 
 
 def test_loaded_model_of_unknown_origin_is_refused() -> None:

@@ -256,14 +256,17 @@ def load_model(
 def loaded_model(model: Any, name: str) -> tuple[Any, Any]:
     """Return tokenizer and causal LM of a model that transformers or peft has loaded.
 
-    Raises EngineError for a model whose tokenizer is unknown, or whose adapter is a prompt.
+    Raises EngineError for a model that writes no text, whose tokenizer is unknown, or whose adapter
+    is a prompt.
     """
-    from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+    from transformers import AutoTokenizer, GenerationMixin  # noqa: PLC0415  (slow import)
 
     if hasattr(model, "get_base_model"):  # of peft, which put the adapter into the model's layers
         if model.active_peft_config.is_prompt_learning:
             raise EngineError(f"model {name}: its adapter is a prompt; give a LoRA or merge it")
         model = model.get_base_model()
+    if not isinstance(model, GenerationMixin):
+        raise EngineError(f"model {name}: writes no text; load it with AutoModelForCausalLM")
     with guarded(EngineError, f"model {name}: its tokenizer cannot be read from where it was"):
         return AutoTokenizer.from_pretrained(source_of(name)), model.eval()
 
