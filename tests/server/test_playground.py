@@ -265,8 +265,9 @@ def test_page_of_a_gateway_names_no_defaults_of_the_server_and_tells_a_cut_answe
         for name in ("tokens", "temperature"):
             expect(page.locator(f"#{name}")).to_have_attribute("placeholder", "")
         page.fill("#prompt", "Where is the town?")
-        page.click("#go")
+        page.locator("#go").press("Enter")
         expect(page.locator("#status")).to_have_text(re.compile("^Cut off"))
+        expect(page.locator("#go")).to_be_focused()
         expect(page.locator("#found .assistant")).to_have_text(f"Model: {TEXT} They are")
 
 

@@ -241,6 +241,8 @@ async function run() {
   }
   $("go").disabled = false;
   $("stop").disabled = true;
+  // A button that is disabled loses the focus.
+  if ([document.body, $("stop")].includes(document.activeElement)) $("go").focus({ preventScroll: true });
 }
 
 function said({ tide, reason }) {
