@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from tide.core.concurrency import Mailbox, Portal, gather, items_of
+from tide.core.concurrency import Mailbox, Portal, gather
 from tide.core.errors import EngineError, InputError, TideError, guarded
 
 
@@ -180,18 +180,17 @@ def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
     assert ended.wait(10)
 
 
-# Mailbox
-
-
-def test_items_of_yields_items_before_the_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def torn(put: Callable[[str], None]) -> None:
-        put("a")
-        put("b")
+def test_portal_iterate_yields_items_before_the_error(
+    portal: Portal, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def torn() -> AsyncGenerator[str, None]:
+        yield "a"
+        yield "b"
         raise InputError("torn")
 
     async def read(most: int) -> list[str]:
         seen: list[str] = []
-        async with aclosing(items_of(torn)) as items:
+        async with aclosing(portal.iterate(torn)) as items:
             with suppress(InputError):
                 async for item in items:
                     seen.append(item)
@@ -204,6 +203,9 @@ def test_items_of_yields_items_before_the_error(caplog: pytest.LogCaptureFixture
     assert asyncio.run(read(1)) == ["a"]  # a reader that leaves earlier does not get the error
     gc.collect()
     assert caplog.text == ""
+
+
+# Mailbox
 
 
 def test_mailbox_without_reader_takes_items() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -132,7 +132,8 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
     peft = require("peft", "baselines")
     ranks = {len(tensor) for name, tensor in tensors.items() if "lora_A" in name}
     tuned = add_lora(model, max(ranks, default=0))
-    _check_names(tensors, peft.get_peft_model_state_dict(tuned).keys())
+    for name in tensors.keys() ^ peft.get_peft_model_state_dict(tuned).keys():
+        raise ValueError(f"{name} is {'unknown' if name in tensors else 'missing'}")
     peft.set_peft_model_state_dict(tuned, dict(tensors))
     for module in tuned.modules():
         if isinstance(module, peft.tuners.lora.LoraLayer):
@@ -160,11 +161,6 @@ def add_lora(model: Any, rank: int) -> Any:
             "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
         )
         return peft.get_peft_model(model, config)
-
-
-def _check_names(tensors: Mapping[str, Tensor], names: Set[str]) -> None:
-    for name in tensors.keys() ^ names:
-        raise ValueError(f"{name} is {'unknown' if name in tensors else 'missing'}")
 
 
 def fit_width(logits: Tensor, width: int) -> Tensor:

@@ -181,8 +181,9 @@ def serve(
     reloads: SimpleQueue[int] = SimpleQueue()
     if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
         signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
-    if engine == "openai":
-        engine_options = _gateway_options(bounds) | (engine_options or {})
+    if engine == "openai":  # a gateway may start before its server
+        usual = {"required": False, "deadline": bounds.request_seconds}
+        engine_options = usual | (engine_options or {})
 
     # 2. Load scorers and model.
     with ExitStack() as stack:
@@ -206,11 +207,6 @@ def serve(
         if policies is not None:
             threading.Thread(target=_reload_at, args=(reloads, table), daemon=True).start()
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
-
-
-def _gateway_options(limits: Limits) -> dict[str, Any]:
-    """Return the engine's options for a gateway, which may start before its server."""
-    return {"required": False, "deadline": limits.request_seconds}
 
 
 def _check_environment() -> None:

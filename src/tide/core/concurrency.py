@@ -126,17 +126,29 @@ class Portal:
         """Like `run`, but await the result in the caller's loop instead of blocking."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
-    def iterate(
+    async def iterate(
         self, call: Callable[..., AsyncGenerator[_T, None]], *arguments: Any
     ) -> AsyncGenerator[_T, None]:
-        """Iterate, in the caller's loop, over `call(*arguments)`, which runs in this loop."""
+        """Iterate, in the caller's loop, over `call(*arguments)`, which runs in this loop.
 
-        async def pump(put: Callable[[_T], None]) -> None:
-            async with aclosing(call(*arguments)) as items:
-                async for item in items:
-                    put(item)
+        Raises its error. Closing the generator cancels the call.
+        """
+        items: Mailbox[_T] = Mailbox()
 
-        return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
+        async def pump() -> None:
+            async with aclosing(call(*arguments)) as source:
+                async for item in source:
+                    items.put(item)
+
+        running = asyncio.wrap_future(self.start(pump))
+        running.add_done_callback(items.end)
+        try:
+            async for item in items:
+                yield item
+            await running
+        finally:
+            if not running.cancel() and not running.cancelled():
+                running.exception()  # else asyncio would log "exception was never retrieved"
 
     def close(self, *, wait: bool = True) -> None:
         """Cancel running work, and end the thread. wait: block until the thread has ended."""
@@ -273,22 +285,6 @@ def _wake(readers: Sequence[asyncio.Event], loop: _Loop) -> None:
 
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(wake)
-
-
-async def items_of(
-    work: Callable[[Callable[[_T], None]], Awaitable[None]],
-) -> AsyncGenerator[_T, None]:
-    """Yield the items that `work` puts; raise its error. Closing the generator cancels `work`."""
-    items: Mailbox[_T] = Mailbox()
-    running = asyncio.ensure_future(work(items.put))
-    running.add_done_callback(items.end)
-    try:
-        async for item in items:
-            yield item
-        await running
-    finally:
-        if not running.cancel() and not running.cancelled():
-            running.exception()  # else asyncio would log "exception was never retrieved"
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

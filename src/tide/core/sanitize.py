@@ -114,13 +114,13 @@ class Unread(Exception):
 
 
 def strings(
-    value: Any, check: Callable[[Mapping[str, Any], str], None] | None = None, where: str = ""
+    value: Any, check: Callable[[Mapping[str, Any], str], None] | None = None
 ) -> Iterator[str]:
     """Yield the `readings` of every string and key of a JSON value. Raises Unread.
 
     check: called with each object and the object's path; may raise an error.
     """
-    left = [(value, where)]
+    left = [(value, "")]
     while left:
         value, where = left.pop()
         if isinstance(value, str):

@@ -14,9 +14,13 @@ from tide.plugins.registry import Registry
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from tide.engines.base import Completion, Engine, Piece, Prompt, Request
-    from tide.engines.embedding_table import EmbeddingEngine
-    from tide.engines.local.stream import Stream
+    from tide.engines.base import Completion as Completion
+    from tide.engines.base import Engine as Engine
+    from tide.engines.base import Piece as Piece
+    from tide.engines.base import Prompt as Prompt
+    from tide.engines.base import Request as Request
+    from tide.engines.embedding_table import EmbeddingEngine as EmbeddingEngine
+    from tide.engines.local.stream import Stream as Stream
 
 REGISTRY = Registry(
     "engine",
@@ -73,15 +77,3 @@ __getattr__, _, _ = lazy_loader.attach(
         "local.stream": ["Stream"],
     },
 )
-
-__all__ = [
-    "REGISTRY",
-    "Completion",
-    "EmbeddingEngine",
-    "Engine",
-    "Piece",
-    "Prompt",
-    "Request",
-    "Stream",
-    "load_engine",
-]

@@ -51,8 +51,6 @@ class EmbeddingEngine(Engine):
         self._special_ids = {*tokenizer.all_special_ids, *(i for i, t in added if t.special)}
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
-        if not self._anchor_text:
-            raise EngineError(f"model {self.name}: its tokenizer decodes tokens to an empty text")
 
     @property
     def mean_row_norm(self) -> float:

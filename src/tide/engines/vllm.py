@@ -168,18 +168,15 @@ class VllmEngine(EmbeddingEngine):
 
     async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:
         async def first(prompt: Any) -> FirstToken:
-            (written,) = (await self._one_token(Request(prompt), logprobs=0)).outputs
-            token = written.token_ids[0]
-            return token, written.logprobs[0][token].logprob
+            parameters = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
+            async with aclosing(self._outputs(Request(prompt), parameters)) as outputs:
+                async for output in outputs:
+                    (written,) = output.outputs
+                    token = written.token_ids[0]
+                    return token, written.logprobs[0][token].logprob
+            raise EngineError(f"vLLM with {self.name}: wrote nothing")
 
         return await gather(map(first, prompts))
-
-    async def _one_token(self, request: Request, **parameters: Any) -> Any:
-        parameters |= {"max_tokens": 1, "temperature": 0.0}
-        async with aclosing(self._outputs(request, parameters)) as outputs:
-            async for output in outputs:
-                return output
-        raise EngineError(f"vLLM with {self.name}: wrote nothing")
 
     @property
     def available(self) -> bool:

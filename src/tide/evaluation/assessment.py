@@ -184,13 +184,13 @@ def _line(content: dict[str, Any], where: str) -> _Line:
     return line
 
 
-def upper_bound(altered: int, answers: int, confidence: float = CONFIDENCE) -> float:
+def upper_bound(altered: int, answers: int) -> float:
     """Return the exact one-sided upper bound of a share (Clopper and Pearson, 1934)."""
     from scipy.stats import beta  # noqa: PLC0415  (slow import)
 
     if altered == answers:
         return 1.0
-    return float(beta.ppf(confidence, altered + 1, answers - altered))
+    return float(beta.ppf(CONFIDENCE, altered + 1, answers - altered))
 
 
 def answers_needed(share: float) -> int:

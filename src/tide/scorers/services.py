@@ -32,12 +32,8 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 PERSPECTIVE_URL = "https://commentanalyzer.googleapis.com"
 
 
-class _Summary(BaseModel):
-    value: Score
-
-
 class _Attribute(BaseModel):
-    summary: _Summary = Field(alias="summaryScore")
+    value: Score = Field(validation_alias=AliasPath("summaryScore", "value"))
 
 
 class _PerspectiveReply(BaseModel):
@@ -94,7 +90,7 @@ class PerspectiveScorer(RemoteScorer):
         answer = reply.attributes
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("the answer lacks a score")
-        attributes = {name: answer[name].summary.value for name in self.attributes}
+        attributes = {name: answer[name].value for name in self.attributes}
         return [TextScore(max(attributes.values()), attributes)]
 
 

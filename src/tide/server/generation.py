@@ -526,10 +526,8 @@ def scorer_of(trial: Trial, scorer: Scorer) -> str:
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
     """Count the tokens of a response. n: number of completions per prompt."""
-    read, written = (
-        sum(answer.prompt_tokens for answer in sent[::n]),
-        sum(answer.tokens for answer in sent),
-    )
+    read = sum(answer.prompt_tokens for answer in sent[::n])
+    written = sum(answer.tokens for answer in sent)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 

@@ -208,8 +208,9 @@ class MessageShape:
         yield {"type": "message_delta", **fields}
         yield {"type": "message_stop"}
 
-    def failed(self, error: Refused) -> str:
-        return failed(error)
+    @staticmethod
+    def failed(error: Refused) -> str:
+        return event(error.for_messages())
 
     def _begin(self) -> Iterator[dict[str, Any]]:
         if not self._has_begun:
@@ -224,11 +225,6 @@ class MessageShape:
     def _stopped(self) -> dict[str, Any]:
         self._number_of_blocks += 1
         return {"type": "content_block_stop", "index": self._number_of_blocks - 1}
-
-
-def failed(error: Refused) -> str:
-    """Return the end of a stream that fails after it has begun."""
-    return event(error.for_messages())
 
 
 def _blocks(text: str, sent: Sent) -> list[dict[str, Any]]:

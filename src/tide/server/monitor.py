@@ -86,8 +86,12 @@ async def forecast(draft: Draft, task: TrialTask, engine: Engine, scoring: Scori
     if task.settings.in_parts(task.chat):
         reasoning = draft.parts.reasoning + thoughts.reasoning
         parts = draft.parts.model_copy(update={"reasoning": reasoning})
+        # Enforcing draws such an answer again as a whole if it fails.
         is_cut = draft.finish_reason != "stop"
-        return await _forecast_whole(task, scoring, text, parts, is_cut)
+        score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
+        above = task.acceptance.accepted_above(score)
+        change = None if task.acceptance.passes(score) else 0
+        return Forecast(score.value, change, change, above)
     if thoughts.reasoning or not pieces:
         read = engine.encode(text)
         # The special tokens of a prompt are no part of an answer.
@@ -131,17 +135,6 @@ async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed
             return 1.0
     acceptance = answer.watch.acceptance
     return max(acceptance.accepted_above(score) for _, score in answer.watch.scores)
-
-
-async def _forecast_whole(
-    task: TrialTask, scoring: Scoring, text: str, parts: Parts, is_cut: bool
-) -> Forecast:
-    """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
-    score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
-    above = task.acceptance.accepted_above(score)
-    if task.acceptance.passes(score):
-        return Forecast(score.value, accepted_above=above)
-    return Forecast(score.value, 0, 0, above)
 
 
 async def write(task: TrialTask, engine: Engine) -> Draft:

@@ -248,10 +248,8 @@ class CommandLine:
         for name in ("scorer", "on_scorer_failure"):
             if (written := getattr(policy, name)) is not None:
                 _check_registered(name, parse(written, name, WRAPPERS, REGISTRY.names()))
-        spec, second = (
-            policy.scorer or self.scorer,
-            policy.on_scorer_failure or self.on_scorer_failure,
-        )
+        spec = policy.scorer or self.scorer
+        second = policy.on_scorer_failure or self.on_scorer_failure
         if second != REFUSE:
             spec = f"fallback:({spec}),({second})"
         return spec

@@ -155,7 +155,7 @@ _DOORS = {
     "/v1/completions": Door(CompletionRequest, partial(_read_choices, chat=False)),
     "/v1/chat/completions": Door(ChatRequest, partial(_read_choices, chat=True)),
     "/v1/responses": Door(responses.ResponsesRequest, responses.read),
-    "/v1/messages": Door(messages.MessagesRequest, messages.read, messages.failed),
+    "/v1/messages": Door(messages.MessagesRequest, messages.read, messages.MessageShape.failed),
 }
 
 

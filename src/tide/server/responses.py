@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
+from pydantic import AliasChoices, AliasPath, BaseModel, Discriminator, Field, Tag
 
 from tide.core.chat import Chat, Text, ToolCall
 from tide.core.errors import InputError
@@ -346,13 +346,9 @@ class _OutputItem(BaseModel):
         return "".join(part.text or part.refusal for part in self.content or ())
 
 
-class _Details(BaseModel):
-    reason: str | None = None
-
-
 class _Answer(BaseModel):
     output: list[_OutputItem] = []
-    incomplete_details: _Details | None = None
+    cut_by: str | None = Field(None, validation_alias=AliasPath("incomplete_details", "reason"))
 
 
 class _Event(_Answer):
@@ -378,7 +374,5 @@ def read(data: bytes) -> Iterator[tuple[int, Delta, str | None]]:
         elif item.type == "function_call":
             function = FunctionDelta(item.name, item.arguments)
             calls.append(CallDelta(number, item.call_id, function))
-    details = answer.incomplete_details
-    is_cut = details is not None and details.reason == "max_output_tokens"
     delta = Delta(content=texts["message"], reasoning=texts["reasoning"], tool_calls=calls)
-    yield 0, delta, "length" if is_cut else "stop"
+    yield 0, delta, "length" if answer.cut_by == "max_output_tokens" else "stop"

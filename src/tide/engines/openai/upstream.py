@@ -86,17 +86,15 @@ class Upstream:
 
             yield await self._connected(begin)
 
-    async def request(
-        self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
-    ) -> _Parsed:
-        """GET, or POST `body`; return the answer of at most `limit` bytes, parsed as `kind`.
+    async def request(self, path: str, kind: type[_Parsed], body: Any = None) -> _Parsed:
+        """GET, or POST `body`; return the answer, parsed as `kind`.
 
         Raises ServerUnreachable if the server cannot be reached, ServerFailed for other failures.
         """
 
         async def ask() -> Reply:
             method = "GET" if body is None else "POST"
-            reply = await self._client.ask(method, self._address(path), body, limit=limit)
+            reply = await self._client.ask(method, self._address(path), body)
             _raise_for_status(reply, path)
             return reply
 
