@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tide.baselines.artefacts import (
-    Artefact,
-    load_artefact,
-    load_sibling,
-    merge_updates,
-)
+from tide.baselines.artefacts import Artefact, load_artefact, load_sibling, merge_updates
 from tide.baselines.base import Generated, Options
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather

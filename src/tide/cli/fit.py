@@ -26,12 +26,9 @@ class Fitting(BaseModel):
         options.option(
             "Input",
             "Labelled .jsonl with text and toxicity, or with toxic and neutral; repeatable.",
-            "--data",
         ),
     ]
-    out: Annotated[
-        Path, options.option("Output", "Folder; each baseline gets a subfolder.", "--out")
-    ]
+    out: Annotated[Path, options.option("Output", "Folder; each baseline gets a subfolder.")]
     model: options.Model = "pocket"
     auxiliary: Annotated[
         str | None,

@@ -148,16 +148,13 @@ Preset = Annotated[
         f"name, else relative), {_PRESETS}.",
     ),
 ]
-EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]
-BaseUrl = Annotated[
-    str | None, option("Model", "Address of the server for --engine openai.", "--base-url")
-]
+EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.")]
+BaseUrl = Annotated[str | None, option("Model", "Address of the server for --engine openai.")]
 EngineOption = Annotated[
     list[str] | None,
     option(
         "Model",
         "Another engine option, e.g. tensor_parallel_size=2 for vllm.",
-        "--engine-option",
         metavar="NAME=VALUE",
     ),
 ]

@@ -15,11 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import (
-    OUTPUT,
-    on_one_line,
-    scored,
-)
+from tide.cli.display import OUTPUT, on_one_line, scored
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing

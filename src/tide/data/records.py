@@ -195,11 +195,6 @@ class Record(_Frozen):
         return max(self.trials, key=lambda trial: trial.toxicity)
 
     @property
-    def searched(self) -> bool:
-        """Whether the unmodified model's completions are recorded, too."""
-        return self.trials[0].base_text is not None
-
-    @property
     def seconds(self) -> float | None:
         """The time of all trials, if it is known."""
         times = all_or_none(trial.seconds for trial in self.trials)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -50,11 +50,8 @@ class AsyncDetoxifier(DetoxifierBase):
         future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
 
-    async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
-        """Do `work`; cancelling the call cancels `work`."""
-        return await self._awaited(self._begin(work))
-
     async def _awaited(self, future: Future[_Done]) -> _Done:
+        """Return the result of started work; cancelling the call cancels the work."""
         done = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(done)

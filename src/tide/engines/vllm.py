@@ -100,8 +100,10 @@ class VllmEngine(EmbeddingEngine):
                 self.dtype = self._engine.model_config.dtype
                 self.context_length = int(self._engine.model_config.max_model_len)
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code))
+            # Raised if vLLM writes different text from embeddings than from token ids.
             with self._calling("verify"):
-                self._verify()
+                if fault := self.portal.run(difference, self, self._first_tokens):
+                    raise EngineError(f"vLLM with {self.name}: {fault}")
         except BaseException:
             self.close()
             raise
@@ -160,11 +162,6 @@ class VllmEngine(EmbeddingEngine):
         name = f"tide-{next(self._numbers)}"
         async for output in self._engine.generate(vllm_prompt, values, name):
             yield output
-
-    def _verify(self) -> None:
-        """Raise EngineError if vLLM writes different text from embeddings than from token ids."""
-        if problem := self.portal.run(difference, self, self._first_tokens):
-            raise EngineError(f"vLLM with {self.name}: {problem}")
 
     async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:
         async def first(prompt: Any) -> FirstToken:

@@ -31,13 +31,7 @@ from tide.evaluation.judging import (
     measure_records,
     reference_named,
 )
-from tide.evaluation.methods import (
-    Loaded,
-    Method,
-    MethodRules,
-    check_method,
-    load_method,
-)
+from tide.evaluation.methods import Loaded, Method, MethodRules, check_method, load_method
 from tide.evaluation.runs import (
     FORMAT,
     Run,

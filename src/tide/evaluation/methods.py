@@ -268,7 +268,7 @@ def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
     name, options = parse_spec(spec, "methods")
     _check_options(spec, name, options, rules.common)
     if name != "base" and not _is_search(name):
-        return _load_baseline(spec, name, loaded, rules)
+        return _load_baseline(spec, loaded, rules)
     preset: Mapping[str, Any] = _BASE
     layers: list[Mapping[str, Any]] = rules.layers
     common: Mapping[str, Any] = rules.of_all
@@ -373,12 +373,9 @@ def _is_search(name: str) -> bool:
     return name in {*PRESETS, *STRATEGIES.names()}
 
 
-def _load_baseline(spec: str, name: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
-    from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
-
-    model, scorer = loaded.model, loaded.scorer
-    if isinstance(scorer, str) or not isinstance(model, TransformersEngine):
-        raise InputError(f"methods: {name} uses the model's internals; use --engine transformers")
+def _load_baseline(spec: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
+    model: Any = loaded.model  # a baseline refuses an engine that it cannot use
+    scorer: Any = loaded.scorer
     baseline = load_baseline(spec, model, artefacts=rules.artefacts)
     settings = resolve_settings(*rules.layers, rules.of_all)
     full_name = run_name(baseline.name, settings, resolve_settings(*rules.layers))

@@ -187,7 +187,9 @@ def _named(runs: Sequence[Run]) -> list[Run]:
     """Return the runs; those that share a name are distinguished by their paths."""
     names = [run.name for run in runs]
     return [
-        replace(run, name=f"{run.name} ({run.where})") if names.count(run.name) > 1 else run
+        replace(run, name=f"{run.name} ({run.path or run.name})")
+        if names.count(run.name) > 1
+        else run
         for run in runs
     ]
 
@@ -304,7 +306,8 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 def _prompt(group: Group, row_id: RecordId, rows: list[tuple[Run, Record]]) -> dict[str, Any]:
     """Describe a prompt for the template: its text, and a row for each method."""
     table_rows = []
-    searched = [row for row in rows if row[1].searched]
+    # Of a search, the unmodified model's completions are recorded, too.
+    searched = [(run, record) for run, record in rows if record.trials[0].base_text is not None]
     # A search that repairs a text while writing it records only a part of the base text.
     if searched and not any(run.is_base for run, _ in rows):
         run, record = searched[0]

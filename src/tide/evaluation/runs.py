@@ -121,11 +121,6 @@ class Run:
         """The models that measured perplexity."""
         return list(self.config.get("references") or ())
 
-    @property
-    def where(self) -> str:
-        """The path of the run, for messages."""
-        return str(self.path or self.name)
-
 
 class RunFiles(NamedTuple):
     """The files of a run."""

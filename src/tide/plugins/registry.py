@@ -23,6 +23,7 @@ from typing import Any
 from tide.core.errors import InputError, MissingDependencyError, first_line, local_imports, unknown
 
 _LOCK = threading.RLock()  # a file may load another one
+_installed = cache(entry_points)  # as it opens the metadata of every package
 
 
 class Registry:
@@ -77,11 +78,6 @@ class Registry:
                     "uses the name of a built-in; uninstall one"
                 )
         self._targets, self._entry_points_read = targets, True
-
-
-@cache
-def _installed() -> Any:
-    return entry_points()  # cached, as it opens the metadata of every package
 
 
 def _imported(origin: str, target: str) -> Any:

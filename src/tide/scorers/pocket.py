@@ -147,11 +147,6 @@ def columns(text: str) -> Any:
     return np.array(sorted(set(_columns(words_of(text)))), np.int64)
 
 
-def _pair_column(before: str, word: str) -> int | None:
-    """Return the column of a pair of words, if the pair is a feature."""
-    return None if _ANY_PEOPLE in (before, word) else _column(f"{before} {word}")
-
-
 @lru_cache(maxsize=2**14)
 def _word_columns(word: str) -> tuple[int, ...]:
     """Return the columns of "word WORD" and of the n-grams of <WORD>, of 3 to 5 characters."""
@@ -191,10 +186,9 @@ def _columns(parts: _Words, *, before: _Words = (), after: _Words = ()) -> list[
     words = list(chain.from_iterable(parts))
     columns = [column for word in words for column in _word_columns(word)]
     paired = [*(part[-1] for part in before), *words, *(part[0] for part in after)]
-    for pair in pairwise(paired):
-        column = _pair_column(*pair)
-        if column is not None:
-            columns.append(column)
+    for left, right in pairwise(paired):
+        if _ANY_PEOPLE not in (left, right):
+            columns.append(_column(f"{left} {right}"))
     return columns
 
 

@@ -106,6 +106,8 @@ class Strategy(ABC):
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content
         self._still = float(problem.x0[still & ~problem.movable].norm())
+        if self.x0.numel() == 0:
+            raise ValueError("no movable row: the prompt has only special tokens")
         row_norm, dim = float(self.x0.norm(dim=-1).mean()), self.x0.shape[-1]
         if row_norm == 0 and None in (settings.mu, settings.step_size):
             raise InputError("prompt embeddings are all zero; set mu and step_size")

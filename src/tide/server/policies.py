@@ -309,7 +309,7 @@ class ServedDetoxifier(AsyncDetoxifier):
                 (task,) = await self._tasks(prompt, settings, strategy, priority, [0], on_text)
                 return await write_unjudged(task, self.engine)
 
-        return await self._finished(work)
+        return await self._awaited(self._begin(work))
 
     async def forecast(
         self, prompt: str | Chat, draft: Draft, **overrides: Unpack[Overrides]
@@ -326,7 +326,7 @@ class ServedDetoxifier(AsyncDetoxifier):
             await self._check_prompt(prompt, task.settings)
             return await forecast(draft, task, self.engine, self._scoring)
 
-        return await self._finished(work)
+        return await self._awaited(self._begin(work))
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,21 +174,18 @@ class MonitoredRequest:
         """Read the choices that have ended. Raises ServerFailed for an answer that is not read."""
         if len(self.answer) > _LONGEST_SCORED:
             raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
+        events = [bytes(self.answer)]
+        if self.is_stream:
+            parser = EventParser()
+            parsed = [*parser.add(events[0]), *parser.end()]
+            events = [event for event in parsed if event != b"[DONE]"]
         reading: dict[int, _Reading] = {}
-        for data in self._events():
+        for data in events:
             for index, delta, reason in self.door.read(data):
                 choice = reading.setdefault(index, _Reading(is_stream=self.is_stream))
                 choice.add(delta, reason)
         ended = {index: choice.end() for index, choice in reading.items()}
         return {index: draft for index, draft in ended.items() if draft is not None}
-
-    def _events(self) -> list[bytes]:
-        content = bytes(self.answer)
-        if not self.is_stream:
-            return [content]
-        parser = EventParser()
-        events = [*parser.add(content), *parser.end()]
-        return [event for event in events if event != b"[DONE]"]
 
 
 class _Reading:

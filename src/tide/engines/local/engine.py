@@ -278,14 +278,15 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
     """
     short = x[:-2]
     try:
+        stream = Stream(forward)
         if forward.plain:
-            stream = Stream(forward, [short])
+            stream.enter([short])
             token = stream.logits.argmax(dim=-1)
             stream.advance(token)
             stream.enter([x])
             short = torch.cat([short, forward.embed(token)])
         else:
-            stream = Stream(forward, [short, x])
+            stream.enter([short, x])
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):

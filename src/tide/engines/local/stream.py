@@ -119,7 +119,6 @@ class Stream:
     def __init__(
         self,
         forward: Forward,
-        rows: Sequence[Tensor] = (),
         *,
         together: bool = False,
         multiple: int = 1,
@@ -128,8 +127,6 @@ class Stream:
         self._other_cache: Any = None  # the cache of a model that is not plain
         self.cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
-        if rows:
-            self.enter(rows)
 
     def __len__(self) -> int:
         return self.cache.count
