@@ -94,8 +94,7 @@ def read_rows(
         if row_id in first:
             line = first[row_id].rpartition(", ")[2]
             raise InputError(f"{where}: id {row_id!r} occurs twice (first: {line})")
-        if not isinstance(label := row.get(group) if group else None, str | None):
-            raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
+        label = row.get(group) if group else None
         first[row_id] = where
         context = context_of(row.get("context"), where) if contexts else ""
         row_read = Row(row_id, text, label, chat, context)

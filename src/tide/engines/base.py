@@ -439,8 +439,6 @@ class Engine(ABC):
         if not self.portal.is_current:
             return await self.portal.call(self.log_likelihoods, pairs)
         with self._calling("likelihood", awaits=True):
-            if any(len(ids) == 0 for pair in pairs for ids in pair):
-                raise EngineError("likelihood: an empty prompt or completion has no likelihood")
             for prompt, completion in pairs:
                 self.check_prompt((*prompt, *completion), 0)
             likelihoods = await self._log_likelihoods(pairs)
@@ -485,8 +483,6 @@ class Engine(ABC):
         elif prompt.ndim != 2 or prompt.shape[0] == 0 or prompt.shape[1] != self.dim:
             expected = f"expected (tokens >= 1, {self.dim})"
             raise CompletionError(f"embeddings: shape {tuple(prompt.shape)}, {expected}")
-        elif not prompt.is_floating_point():
-            raise CompletionError(f"embeddings: dtype {prompt.dtype}, expected a float type")
         # NaN makes minimum and maximum NaN. Checking each number takes ten times as long.
         elif not all(end.isfinite() for end in prompt.to(self.dtype).aminmax()):
             raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")

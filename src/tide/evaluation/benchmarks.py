@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tide.core.errors import InputError, TideError, first_line, require, unknown
+from tide.core.errors import InputError, guarded, require, unknown
 from tide.data.files import replaced
 from tide.data.texts import Row, read_rows
 
@@ -196,7 +196,8 @@ def _read(source: Source) -> Iterator[dict[str, Any]]:
     MissingDependencyError if `datasets` is not installed.
     """
     load = require("datasets", "hub").load_dataset
-    try:
+    # The library's errors have no common base class.
+    with guarded(InputError, f"{source.hub}: cannot be loaded from the hub", awaits=True):
         if source.split is None:
             splits = load(source.hub)
             rows: Rows = (row for name in sorted(splits) for row in splits[name])
@@ -204,12 +205,6 @@ def _read(source: Source) -> Iterator[dict[str, Any]]:
             rows = load(source.hub, split=source.split, streaming=True)
         for number, row in enumerate(source.rows(rows)):
             yield {"id": number, **row}
-    except TideError:
-        raise
-    except Exception as error:  # the library's errors have no common base class
-        raise InputError(
-            f"{source.hub}: cannot be loaded from the hub ({first_line(error)})"
-        ) from error
 
 
 def download(name: str, folder: Path, *, overwrite: bool = False) -> Path:

@@ -288,8 +288,6 @@ def bootstrapped(
     from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
 
     names = [name for name in sums if np.sum(counts[name])]
-    if not names:
-        return {}
     above = np.array([sums[name] for name in names], dtype=float).T
     below = np.array([counts[name] for name in names], dtype=float).T
     values = above.sum(axis=0) / below.sum(axis=0)

@@ -40,8 +40,6 @@ class HuggingFaceScorer(AttributedScorer):
         from transformers import AutoModelForSequenceClassification  # noqa: PLC0415  (slow import)
 
         model, _, labels = spec.partition("#")
-        if not model:
-            raise InputError("scorer hf: name a model, as in hf:ID_OR_FOLDER")
         self._device = find_device(device)
         with guarded(ScorerError, f"scorer hf:{model}: cannot be loaded"):
             tokenizer, loaded = load_pretrained(

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import anyio
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
@@ -277,8 +276,6 @@ class ScoringApi:
         limits, count = self.limits, len(exchanges)
         if count > limits.max_texts:
             raise Refused(400, f"a request may have at most {limits.max_texts} texts")
-        if not exchanges:
-            return Scores(np.zeros(0), {}, np.zeros(0, dtype=np.bool_))
         if self._waiting + count > limits.max_waiting_texts:
             raise Refused.busy("texts", 1)
         self._waiting += count
