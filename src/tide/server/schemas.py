@@ -351,14 +351,10 @@ class ChatRequest(Generation):
         if forms is None:
             self._check_only_text()
         asks: dict[str, Any] = dict(sorted((forms or {}).items()))
-        form = self.response_format
-        for name, is_asked in {
-            **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), bool(self.tools)),
-            "response_format": form is not None and form.type != "text",
-        }.items():
-            if not is_asked or getattr(self, name) is None:
-                continue
-            asks |= self.model_dump(include={name})
+        names = ["tools", "tool_choice", "parallel_tool_calls"] if self.tools else []
+        if self.response_format is not None and self.response_format.type != "text":
+            names.append("response_format")
+        asks |= self.model_dump(include={name for name in names if getattr(self, name) is not None})
         for name, value in asks.items():
             if half_character(json.dumps(value, ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")

@@ -76,8 +76,6 @@ def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
     the most likely token.
     """
-    if isinstance(top_p, float) and top_p >= 1:
-        return logits  # rounding errors in the sum would drop the least likely tokens
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities

@@ -147,30 +147,24 @@ class Upstream:
 
         It is also repeated once if a connection broke: the server may have closed an idle one.
         """
-        try:
-            answer = await self._persistently(ask)
-        except ServerFailed as error:
-            self._reached.yes = not isinstance(error, ServerUnreachable)
-            raise
-        self._reached.yes = True
-        return answer
-
-    async def _persistently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        try:
-            return await self._until_reached(ask)
-        except ServerFailed as error:
-            if not error.broken:
-                raise
-        return await self._until_reached(ask)
-
-    async def _until_reached(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_is_unconnected),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
             stop=tenacity.stop_after_delay(self._patience),
             reraise=True,
         )
-        return await retrying(ask)
+        try:
+            try:
+                answer: _T = await retrying(ask)
+            except ServerFailed as error:
+                if not error.broken:
+                    raise
+                answer = await retrying(ask)
+        except ServerFailed as error:
+            self._reached.yes = not isinstance(error, ServerUnreachable)
+            raise
+        self._reached.yes = True
+        return answer
 
     def _address(self, path: str) -> str:
         """Return the URL of a path; paths of the API begin with `/v1/`."""
