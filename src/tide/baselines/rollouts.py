@@ -16,7 +16,7 @@ from tide.baselines.decoding import MakeLane, write_rows
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
 from tide.core.concurrency import Portal
-from tide.core.errors import CompletionError
+from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.local.batch import LOOK_EVERY
@@ -53,7 +53,9 @@ def beginnings(task: FitTask) -> list[list[int]]:
     texts, _ = task.texts()
     wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
     ids = task.tokenize([text.text for text in texts[:wanted]])
-    return [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]
+    if not (prompts := [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]):
+        raise InputError("data: no training text has two tokens or more")
+    return prompts
 
 
 def write(

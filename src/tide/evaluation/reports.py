@@ -124,6 +124,8 @@ def report(
     read = [run for run in listed if isinstance(run, Run)]
     if paths := [Path(run) for run in listed if not isinstance(run, Run)]:
         read += map(read_run, find_runs(paths))
+    if not read:
+        raise InputError("report: no runs")
     groups = grouped(read)
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
