@@ -380,7 +380,8 @@ def test_without_a_scorer_nothing_leaves(
         assert server.metric(f'tide_scorer_errors_total{{kind="{kind}"}}') >= 3
         assert ("x-should-retry" not in answers[0].headers) == again
         assert server.http.get("/health").status_code == 200
-        assert server.http.get("/ready").status_code == 503
+        ready = server.http.get("/ready")
+        assert (ready.status_code, ready.json()["down"]) == (503, ["scorer"])
         wait_until(lambda: requests_with(server, 503) == 2)
         down.clear()
         assert server.http.get("/ready").status_code == 200

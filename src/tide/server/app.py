@@ -198,12 +198,16 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        return _state(not engine.closed)
+        return _state(["engine"] if engine.closed else [])
 
     @routes.get("/ready")
     async def ready() -> Response:
-        good = engine.available and not engine.closed and await asyncio.to_thread(scorers_answer)
-        return _state(good, engine.capability_notes)
+        down = []
+        if engine.closed or not engine.available:
+            down.append("engine")
+        if not await asyncio.to_thread(scorers_answer):
+            down.append("scorer")
+        return _state(down, engine.capability_notes)
 
     def scorers_answer() -> bool:
         """Return False if a scorer without which answers fail is known to be down."""
@@ -324,11 +328,13 @@ def _has_chats(engine: Engine) -> bool:
     return True
 
 
-def _state(good: bool, notes: str = "") -> Response:
-    state = {"status": "ok" if good else "unavailable"}
+def _state(down: list[str], notes: str = "") -> Response:
+    state: dict[str, Any] = {"status": "unavailable" if down else "ok"}
+    if down:
+        state["down"] = down
     if notes:
         state["engine"] = notes
-    return JSONResponse(state, 200 if good else 503)
+    return JSONResponse(state, 503 if down else 200)
 
 
 def _written(value: Any) -> str:
