@@ -180,3 +180,22 @@ def test_full_disk_behind_stdout_is_one_line() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_command_ends_while_a_thread_it_left_computes(code: int) -> None:
+    script = (
+        "import sys, threading, time, torch, tide.cli\n"
+        "def compute():\n"
+        "    matrix = torch.randn(300, 300)\n"
+        "    while True:\n"
+        "        matrix @ matrix\n"
+        "threading.Thread(target=compute, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
+        f"tide.cli.main = lambda: sys.exit({code})\n"
+        "print('done')\n"
+        "tide.cli.program()\n"
+    )
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "done\n", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -110,6 +111,22 @@ def test_work_that_is_cancelled_before_it_begins_never_begins(portal: Portal) ->
     busy.set()
     assert portal.run(Work(), 0) == "done"
     assert not late.began.is_set()
+
+
+def test_signal_that_another_thread_gets_is_handled_while_the_main_thread_waits(
+    portal: Portal,
+) -> None:
+    handled = threading.Event()
+
+    async def interrupt() -> bool:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return await asyncio.to_thread(handled.wait, 20.0)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+    try:
+        assert portal.run(interrupt)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("wait", [True, False])

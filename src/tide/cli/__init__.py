@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
@@ -24,23 +24,27 @@ from typing import NoReturn
 def program() -> None:
     """Entry point: run `main`, then end the process.
 
-    A scorer that hangs may still run in a daemon thread. On a normal shutdown Python would end this
-    thread inside torch, which aborts the process ("terminate called without an active exception",
-    exit code 134). So a failed command exits through `os._exit`.
+    A scorer that hangs, or whose caller has left, may still run in a daemon thread. On a normal
+    shutdown Python would end this thread inside torch or onnxruntime, which aborts the process
+    ("terminate called without an active exception", exit code 134). So a command that leaves such
+    a thread exits through `os._exit`.
     """
     # By default, garbage collections while importing PyTorch take a sixth of `tide run`'s time.
     gc.set_threshold(50_000)
+    code = 0
     try:
         main()
     except SystemExit as ended:
-        failed = isinstance(ended.code, int) and ended.code != 0
-        if failed and any(thread.daemon for thread in threading.enumerate()):
-            atexit._run_exitfuncs()
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            os._exit(int(ended.code or 1))
-        raise
+        code = int(ended.code or 0)
+    if any(thread.daemon for thread in threading.enumerate()):
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            code = code or 120  # as Python does
+        os._exit(code)
+    sys.exit(code)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,6 +27,7 @@ ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
 _MAKING = threading.Lock()
 _OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
+_GLANCE = 0.5  # seconds until a waiting main thread handles a signal that another thread got
 
 
 def _end_all() -> None:
@@ -118,6 +119,10 @@ class Portal:
         if (abort := ABORT.get()) is not None:
             abort.add_done_callback(lambda _: future.cancel())
         try:
+            # The system may give a signal to any thread that is being started. Python handles it in
+            # the main thread, which a wait without an end would never leave.
+            while not wait([future], timeout=_GLANCE).done:
+                pass
             return future.result()
         finally:
             future.cancel()  # Ctrl-C stops the work, too
