@@ -102,8 +102,7 @@ def run(
     # 2. Load judges, model and scorer.
     chosen = chosen_settings(preset, model, overrides or {})
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
-    name = name_of(model, engine_options or {})
-    say_loading(name, scorer, says.format(**chosen))
+    say_loading(name_of(model, engine_options or {}), scorer, says.format(**chosen))
     with ExitStack() as opened:
         loaded = open_judges(options.judges(judges), opened)
         detoxifier = Detoxifier(

@@ -199,11 +199,10 @@ def serve(
         # 3. Serve. Clients that were moved here still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(table, name, Monitor(table, monitor_log, monitor_texts), provider)
-        address = _address(host, listener)
-        serving = {"serving": address, "model": name, "engine": loaded.capability_notes}
-        logger("tide.server").info(json.dumps(serving))
+        serving = {"serving": _address(host, listener), "model": name}
+        logger("tide.server").info(json.dumps(serving | {"engine": loaded.capability_notes}))
         if sys.stderr.isatty():
-            ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.")
+            ERRORS.print(f"Open {serving['serving']}/ in a browser. Ctrl-C stops the server.")
         if policies is not None:
             threading.Thread(target=_reload_at, args=(reloads, table), daemon=True).start()
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
