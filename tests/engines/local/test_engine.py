@@ -141,6 +141,16 @@ def test_loaded_model_without_a_head_for_text_is_refused(kind: Any, tmp_path: Pa
         TransformersEngine(model)
 
 
+def test_loaded_model_that_takes_no_embeddings_is_refused(tmp_path: Path) -> None:
+    class OfIds(GPT2LMHeadModel):
+        def forward(self, input_ids: Any = None, **options: Any) -> Any:
+            return super().forward(input_ids=input_ids)
+
+    model = OfIds.from_pretrained(save_causal_lm(tmp_path, "gpt2"))
+    with pytest.raises(EngineError, match="its forward pass takes no inputs_embeds"):
+        TransformersEngine(model)
+
+
 def test_loaded_model_of_unknown_origin_is_refused() -> None:
     with pytest.raises(EngineError, match="its tokenizer cannot be read"):
         TransformersEngine(AutoModelForCausalLM.from_config(CONFIGS["llama"]()))

@@ -224,6 +224,8 @@ class TransformersEngine(EmbeddingEngine):
         self._in_training.clear()
 
     def _embedding_layer(self) -> Any:
+        if not self.forward.accepts("inputs_embeds"):
+            raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
         layer = self.model.get_input_embeddings()
         if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
             raise EngineError(f"model {self.name}: has no usable input embedding layer")
