@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -121,8 +121,9 @@ class Portal:
         try:
             # The system may give a signal to any thread that is being started. Python handles it in
             # the main thread, which a wait without an end would never leave.
-            while not wait([future], timeout=_GLANCE).done:
-                pass
+            while not future.done():
+                with suppress(TimeoutError, CancelledError):
+                    future.exception(timeout=_GLANCE)
             return future.result()
         finally:
             future.cancel()  # Ctrl-C stops the work, too
