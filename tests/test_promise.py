@@ -45,6 +45,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, FinishReason, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
+from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, is_blank, is_nearly_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
@@ -381,8 +382,9 @@ NOW: dict[str, Any] = {}  # the objects to which the names "babbler" and "oracle
 @pytest.fixture(scope="module")
 def names() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for registry, name in (ENGINES, "babbler"), (SCORERS, "oracle"):
-            patch.setitem(registry._targets, name, lambda *_, name=name, **__: NOW[name])
+        patch.setitem(ENGINES._targets, "babbler", lambda *_, **__: NOW["babbler"])
+        # A function with parameters would be a scorer itself.
+        patch.setitem(SCORERS._targets, "oracle", lambda: NOW["oracle"])
         yield
 
 
@@ -392,6 +394,7 @@ def printed(
     """Run `tide run`; returns the oracle, and the lines that it printed or wrote to its file."""
     oracle = NOW["oracle"] = Oracle(settings, world)
     NOW["babbler"] = Babbler(world)
+    assert load_scorer("oracle") is oracle
     out, err = io.StringIO(), io.StringIO()
     with (
         TemporaryDirectory() as folder,
