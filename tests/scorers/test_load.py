@@ -96,7 +96,7 @@ def test_an_installed_function(monkeypatch: pytest.MonkeyPatch) -> None:
         return [float(len(text) < 4) for text in texts]
 
     monkeypatch.setitem(REGISTRY._targets, "short", short)
-    monkeypatch.setitem(REGISTRY._targets, "made", lambda: Tuned(TunedOptions()))
+    monkeypatch.setitem(REGISTRY._targets, "made", lambda steps=1, **_: Tuned(TunedOptions()))
     scorer = load_scorer("max:short,made")
     assert scorer.name.startswith("max:short@")
     assert scorer.score(["abc", "long"]).tolist() == [1.0, 0.25]

@@ -125,10 +125,13 @@ def _create(spec: Spec) -> Scorer:
 
 
 def is_function(create: Any) -> bool:
-    """Whether `create` scores texts itself; it then takes them, and TIDE's own functions do not."""
+    """Whether `create` scores the texts that it must get; other functions make a scorer."""
     if not inspect.isroutine(create) or str(create.__module__).startswith("tide."):
         return False
-    return bool(inspect.signature(create).parameters)
+    first = next(iter(inspect.signature(create).parameters.values()), None)
+    if first is None or first.default is not first.empty:
+        return False
+    return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
 
 
 def _complete(loaded: Any, origin: str) -> Scorer:
