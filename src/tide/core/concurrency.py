@@ -6,14 +6,24 @@ import asyncio
 import atexit
 import ctypes
 import functools
+import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,10 +34,22 @@ _T = TypeVar("_T")
 _Loop = asyncio.AbstractEventLoop
 # When this future is done, the portal work that the current thread waits for is cancelled.
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
+# When the current thread stops waiting for portal work, by `time.monotonic`; see `time_limit`.
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 _MAKING = threading.Lock()
 _OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
 _GLANCE = 0.5  # seconds until a waiting main thread handles a signal that another thread got
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Within the block, `Portal.run` raises TimeoutError after so many seconds in all."""
+    token = _UNTIL.set(min(_UNTIL.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
 
 
 def _end_all() -> None:
@@ -112,7 +134,10 @@ class Portal:
         return future
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run `call(*arguments)` in the loop and block until it ends; not in the loop's thread."""
+        """Run `call(*arguments)` in the loop and block until it ends; not in the loop's thread.
+
+        Raises TimeoutError at the end of a `time_limit`.
+        """
         if self.is_current:  # such as a `close` that the garbage collector calls; it would hang
             raise self._error(f"the {self._owner} waits for itself")
         future = self.start(call, *arguments)
@@ -122,8 +147,11 @@ class Portal:
             # The system may give a signal to any thread that is being started. Python handles it in
             # the main thread, which a wait without an end would never leave.
             while not future.done():
+                left = _UNTIL.get() - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("no answer in time")
                 with suppress(TimeoutError, CancelledError):
-                    future.exception(timeout=_GLANCE)
+                    future.exception(timeout=min(_GLANCE, left))
             return future.result()
         finally:
             future.cancel()  # Ctrl-C stops the work, too

@@ -12,10 +12,8 @@ import hashlib
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -25,13 +23,12 @@ import numpy as np
 import regex
 from pydantic import Field
 
-from tide.core.concurrency import ABORT
+from tide.core.concurrency import time_limit
 from tide.core.errors import (
     SCORER_DOWN,
     InputError,
     ScorerBrokenError,
     ScorerError,
-    ScorerUnavailableError,
     first_line,
 )
 from tide.core.sanitize import logger
@@ -244,7 +241,8 @@ class FallbackScorer(ScorerWrapper):
             self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
             seconds = _PATIENCE_AGAIN
         try:
-            answer = self._ask_first(texts, seconds)
+            with time_limit(seconds):
+                answer = ask(self._scorer, texts)
         except (*SCORER_DOWN, ScorerBrokenError) as error:
             if self._retry_at is None:
                 _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
@@ -254,29 +252,6 @@ class FallbackScorer(ScorerWrapper):
             _LOG.warning("scorer %s answers again", self._scorer.name)
             self._retry_at = None
         return Attributed(answer.values, {**answer.attributes, FALLBACK: np.zeros(len(texts))})
-
-    def _ask_first(self, texts: Sequence[Exchange], seconds: float) -> Attributed:
-        """Ask the first scorer. Raises ScorerUnavailableError if a service takes too long."""
-        if self.quick:
-            return ask(self._scorer, texts)
-        callers, limit = ABORT.get(), Future[None]()
-        if callers is not None:
-            callers.add_done_callback(lambda _: limit.cancel())
-        timer = threading.Timer(seconds, limit.cancel)
-        timer.daemon = True
-        timer.start()
-        token = ABORT.set(limit)
-        try:
-            return ask(self._scorer, texts)
-        except ScorerError as error:
-            has_callers = callers is None or not callers.cancelled()
-            if limit.cancelled() and has_callers:
-                problem = f"scorer {self._scorer.name}: no answer within {seconds:g} seconds"
-                raise ScorerUnavailableError(problem) from error
-            raise
-        finally:
-            ABORT.reset(token)
-            timer.cancel()
 
     def _verdicts(self, texts: Sequence[Exchange]) -> Attributed:
         """Return the verdicts of the second scorer as scores."""

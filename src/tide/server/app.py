@@ -203,7 +203,7 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
     @routes.get("/ready")
     async def ready() -> Response:
         down = []
-        if engine.closed or not engine.available:
+        if not engine.available:
             down.append("engine")
         if not await asyncio.to_thread(scorers_answer):
             down.append("scorer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
+from tide.core.sanitize import logger
 from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair, name_of
 from tide.engines.checkpoint import advised_sampling, context_length, fingerprint, source_of
 from tide.engines.embedding_table import EmbeddingEngine
@@ -26,7 +26,7 @@ from tide.engines.local.packed_weights import speed_up
 from tide.engines.local.stream import Forward, Stream, cache_in, not_finite
 from tide.plugins.options import checked
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 # Default batch sizes. Larger batches gain little on a CPU; a GPU reads the weights once a batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
