@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from py3langid.langid import LanguageIdentifier
 
 from tests.fakes import FakeScorer
 from tests.generated import examples
@@ -181,3 +184,23 @@ def test_strict_language_refuses_in_the_screen_of_confirm() -> None:
     assert screen.score([ENGLISH]) == load_scorer("pocket").score([ENGLISH])
     with pytest.raises(ScorerError, match="mostly in another language"):
         screen.score([GERMAN])
+
+
+def test_detection_is_loaded_once_by_threads_that_need_it_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads: list[str] = []
+
+    def load(*_: object, **__: object) -> str:
+        loads.append("")
+        time.sleep(0.1)
+        return "detection"
+
+    monkeypatch.setattr(LanguageIdentifier, "from_model_file", load)
+    languages._loaded_identifier.cache_clear()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            loaded = list(threads.map(lambda _: languages.load_identifier(), range(2)))
+    finally:
+        languages._loaded_identifier.cache_clear()
+    assert (loaded, len(loads)) == (["detection"] * 2, 1)
