@@ -120,12 +120,14 @@ def test_keys_are_not_passed_on(upstream: TextServer, monkeypatch: pytest.Monkey
     with gateway(upstream, mode="monitor", keys=("secret-a",)) as server:
         upstream.faults = {"<quote>": Broken(quote)}
         headers = {"Authorization": "Bearer secret-a", "traceparent": "00-1-2-01"}
+        headers["content-type"] = "text/x-json"
         body = {"prompt": "<quote>"}
         answer = server.http.post("/v1/completions", json=body, headers=headers)
     assert (answer.status_code, answer.text) == (401, "wrong key Bearer ***")
     (sent,) = seen
     assert sent["Authorization"] == f"Bearer {KEY}"
     assert sent["traceparent"] == "00-1-2-01"
+    assert sent["content-type"] == "text/x-json"
 
 
 def test_a_gone_server_is_said_after_some_seconds() -> None:

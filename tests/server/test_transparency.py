@@ -68,6 +68,54 @@ def test_fields_are_sent_as_the_client_sent_them(upstream: TextServer, server: R
     assert upstream.requests == [{"messages": [message], "model": "tiny", **STREAM, **FIELDS}]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"max_tokens": -1}, id="LM Studio's value for no limit"),
+        pytest.param({"max_tokens": 6.0, "seed": 3.0}, id="numbers of Lua"),
+        pytest.param(dict.fromkeys(("max_tokens", "temperature", "seed")), id="nulls"),
+    ],
+)
+def test_forms_of_values_are_left_to_the_server(
+    upstream: TextServer, server: Running, fields: dict[str, Any]
+) -> None:
+    says(upstream, Said("It is fine."))
+    assert chat(server, **fields).status_code == 200
+    assert upstream.requests == [{"messages": [USER], "model": "tiny", **STREAM, **fields}]
+
+
+@pytest.mark.parametrize("stop", ["", [], [""]])
+def test_empty_stop_strings_are_none(upstream: TextServer, server: Running, stop: Any) -> None:
+    """Llama.cpp ignores them, vLLM refuses them."""
+    assert server.ask("The weather", stop=stop).status_code == 200
+    assert "stop" not in upstream.requests[0]
+
+
+def test_messages_may_have_older_forms_and_no_content(
+    upstream: TextServer, text_engine: OpenAIEngine
+) -> None:
+    says(upstream, Said("It is fine."))
+    call = {"name": "find", "arguments": "{}"}
+    turns: list[dict[str, Any]] = [
+        {"role": "system", "content": None},
+        {"role": "assistant"},
+        USER,
+        {"role": "assistant", "content": None, "function_call": call},
+    ]
+    result = {"role": "function", "name": "find"}
+    strict = {"preset": "backtrack", "refuse_prompt_above": 0.5}
+    with running(text_engine, RudeScorer(BAD), **strict) as server:
+        for content, status in (("sunny", 200), (BAD, 400)):
+            messages = [*turns, {**result, "content": content}]
+            assert chat(server, messages=messages).status_code == status
+        called = {**turns[-1], "function_call": {**call, "arguments": json.dumps({"a": BAD})}}
+        messages = [*turns[:-1], called, {**result, "content": "sunny"}]
+        assert chat(server, messages=messages).status_code == 400
+    assert [body["messages"] for body in upstream.requests] == [
+        [*turns, {**result, "content": "sunny"}]
+    ]
+
+
 def test_completion_with_messages_is_no_chat(upstream: TextServer, server: Running) -> None:
     """Nobody has checked these messages."""
     server.ask("The weather", messages=[USER])

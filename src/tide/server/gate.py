@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 from weakref import WeakSet
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 
 from tide.core.errors import InputError
 from tide.core.http import TRACE, ServerFailed, read_key
@@ -80,7 +80,7 @@ class Visit:
 
     number: in the log and in `x-request-id`. policies: those that its key may use, the default
     first. logged: further fields of its line in the log. error: why it failed. ending: returns the
-    end of its stream that clients get for an error.
+    end of its stream that clients get for an error. content_type: of the request as it was sent.
     """
 
     number: str
@@ -88,6 +88,7 @@ class Visit:
     logged: dict[str, Any] = field(default_factory=dict)
     error: Exception | None = None
     ending: Callable[[Refused], str] = Refused.ending
+    content_type: str | None = None
 
     def log_tokens(self, count: int) -> None:
         self.logged["tokens"] = self.logged.get("tokens", 0) + count
@@ -125,7 +126,11 @@ class Gate:
             scope = {**scope, "method": "GET"}
         request_id = headers.get("x-request-id", "")
         number = request_id if _NUMBER.fullmatch(request_id) else secrets.token_hex(8)
-        scope[VISIT] = visit = Visit(number)
+        scope[VISIT] = visit = Visit(number, content_type=headers.get("content-type"))
+        # JSON is read whatever it is called: `curl -d` calls it a form. A browser lets pages of
+        # other sites send what is not called JSON; their requests have an origin.
+        if "origin" not in headers:
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
         TRACE.set({name: headers[name] for name in _TRACED if name in headers})
 
         async def sending(message: Message) -> None:

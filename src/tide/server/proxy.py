@@ -46,6 +46,7 @@ _OF_CONNECTIONS = frozenset((
 _NOT_SENT = _OF_CONNECTIONS | {
     *("host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"),
     *("authorization", "x-api-key", "x-goog-api-key", "x-request-id"),
+    "content-type",  # which the gate has changed
 }
 _NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id"}
 _NO_PATH = (404, 405, 501)  # statuses of a server that does not have a path
@@ -235,6 +236,8 @@ class PassedOn(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._request
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_SENT}
+        if (content_type := scope[VISIT].content_type) is not None:
+            headers["content-type"] = content_type
         passing = self._proxy.upstream.passing(
             request.method, request.url.path, self._content or None, headers
         )

@@ -19,6 +19,7 @@ from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
 from tide.server.schemas import (
     ChatRequest,
+    MaxTokens,
     TextOr,
     TextPart,
     Translated,
@@ -118,7 +119,7 @@ class _Chat(ChatRequest):
 class ResponsesRequest(Translated):
     input: TextOr[_Item]
     instructions: Text | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: MaxTokens = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     text: TextConfig = TextConfig()

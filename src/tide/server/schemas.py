@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -35,6 +36,21 @@ _REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logpro
 # In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
 _REFUSED_IN_TEMPLATE = (*_REFUSED, "messages")
 _MOST_NESTED = 64
+
+
+def _whole(number: Any) -> Any:
+    is_whole = isinstance(number, float) and number.is_integer()
+    return int(number) if is_whole else number
+
+
+def _limited(tokens: int | None) -> int | None:
+    return None if tokens == -1 else tokens
+
+
+# An integer, which clients in Lua, R and other languages send as 6.0.
+Whole = Annotated[int, BeforeValidator(_whole)]
+# A limit of tokens. LM Studio, llama.cpp and Ollama take -1 for none.
+MaxTokens = Annotated[Whole | None, AfterValidator(_limited)]
 
 
 class Wire(BaseModel):
@@ -87,8 +103,8 @@ class TideExtensions(Wire):
     policy: Text | None = None
     toxicity_threshold: float | None = None
     thresholds: dict[Text, float] | None = Field(default=None, max_length=100)
-    max_iterations: int | None = Field(default=None, ge=1, le=100)
-    num_samples: int | None = Field(default=None, ge=1, le=64)
+    max_iterations: Whole | None = Field(default=None, ge=1, le=100)
+    num_samples: Whole | None = Field(default=None, ge=1, le=64)
     deadline: float | None = None
     trace: bool = False
 
@@ -107,16 +123,16 @@ class Generation(Body):
     not_passed: ClassVar = frozenset(("n", "prompt", "stop", "stream", "stream_options", "tide"))
 
     model: Text | None = None
-    max_tokens: int | None = None
+    max_tokens: MaxTokens = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    min_tokens: int | None = None
+    top_k: Whole | None = None
+    min_tokens: Whole | None = None
     repetition_penalty: float | None = None
     stop: Text | Rows[Text] | None = None
-    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    seed: Whole | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     logit_bias: dict[str, Any] | list[Any] = {}  # llama.cpp also takes a list of pairs
-    n: int = Field(default=1, ge=1)
+    n: Whole = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: TideExtensions = TideExtensions()
@@ -167,7 +183,7 @@ class Generation(Body):
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "min_new_tokens": self.min_tokens,
             "repetition_penalty": self.repetition_penalty,
-            "stop": None if stop is None else tuple(stop),
+            "stop": None if stop is None else tuple(filter(None, stop)),
             **self.tide.model_dump(exclude={"trace", "policy"}),
         }
         return {name: value for name, value in values.items() if value is not None}
@@ -252,6 +268,9 @@ class CalledFunction(Wire):
     name: Text
     arguments: Text
 
+    def named(self) -> dict[str, str]:
+        return {"name": self.name, "arguments": self.arguments}
+
 
 class MessageCall(Wire):
     """A tool call by the assistant, as clients send it back."""
@@ -281,23 +300,20 @@ class ResponseFormat(_PassedOn):
 
 
 class ChatMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: TextOr[Part] | None = None  # may be absent if there are tool calls
+    """A message. `function` and `function_call` are the older forms of `tool` and `tool_calls`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: TextOr[Part] | None = None
     refusal: Text | None = None  # of an assistant that wrote nothing else
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
+    function_call: CalledFunction | None = None
 
     @property
     def said(self) -> str | list[Part] | None:
         """The content, or the refusal in its place."""
         is_refusal = self.content is None and self.role == "assistant"
         return self.refusal if is_refusal else self.content
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.said is None and not self.tool_calls:
-            raise PydanticCustomError("missing", "Field required", {"param": "content"})
-        return self
 
     def plain(self) -> dict[str, Any]:
         parts = self.said or ""
@@ -308,20 +324,19 @@ class ChatMessage(Wire):
             shown = [part.said or part.text or part.thought for part in parts]
             texts = [text for text in shown if text is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
-        role = "system" if self.role == "developer" else self.role
-        calls = [
-            {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
-            for call in self.tool_calls
-        ]
+        calls = [{"id": call.id, **call.function.named()} for call in self.tool_calls]
+        if self.function_call is not None:
+            calls.append({"id": "", **self.function_call.named()})
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         message = {"role": role, "content": text, "tool_calls": calls}
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        if self.tool_call_id is not None or self.role == "function":
+            message["tool_call_id"] = self.tool_call_id or ""
         return message
 
 
 class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: MaxTokens = None
     tools: Rows[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = None

@@ -186,7 +186,8 @@ class TextServer:
         if is_chat and (events := self.message(body)) is not None:
             self._stream(handler, tell(events + end))
             return
-        body = {"max_tokens": 16, "temperature": 0.0, "seed": 0, **body}
+        sent = {name: value for name, value in body.items() if value is not None}
+        body = {"max_tokens": 16, "temperature": 0.0, "seed": 0, **sent}
         text = self._read(body["messages"]) if is_chat else body["prompt"]
         words, reason = self.written(text, body)
         if body.get("stream"):
