@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_serve_reloads_policies_and_drains_at_signals(tmp_path: Path) -> None:
     for secret in (KEY, "spring"):
         assert secret not in said + log.read_text()
     for line in said.splitlines():
-        assert line == "stopping..." or json.loads(line)["time"]
+        assert datetime.fromisoformat(json.loads(line)["time"]).tzinfo is not None
+    assert json.loads(said.splitlines()[-1])["message"] == "stopping..."
 
 
 def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFix
     ):
         assert server.ask("x y").status_code == 200
         wait_until(lambda: "No space left" in caplog.text)
+        assert server.metric("tide_monitor_log_lost_lines_total") == 1
     # The line is still in the buffer of the file when the server closes it.
     assert caplog.text.count("No space left") == 2
     assert "Traceback" not in caplog.text

@@ -76,6 +76,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    format_last_lines(logging.Formatter())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # some terminals cannot encode all characters
             stream.reconfigure(errors="backslashreplace")
@@ -98,7 +99,7 @@ def _end(message: str, code: int) -> NoReturn:
     """Print the error and exit, even if stdout can no longer be written."""
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, plain = ("\x1b[31m", "\x1b[0m") if coloured else ("", "")
-    print(f"{red}{message}{plain}", file=sys.stderr)
+    print(f"{red}{_line(message, 'ERROR')}{plain}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
@@ -107,6 +108,7 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 _notice = ""
+_last_lines = logging.Formatter()
 # The stop that was requested, even if a library swallowed the exception.
 _stopped: Stopped | None = None
 
@@ -123,6 +125,16 @@ def keeps(notice: str) -> None:
     """Set the part of the stop message that says how finished work is kept."""
     global _notice  # noqa: PLW0603  (a process runs one command)
     _notice = notice
+
+
+def format_last_lines(formatter: logging.Formatter) -> None:
+    """Set the format of the lines that say why the command ends."""
+    global _last_lines  # noqa: PLW0603  (a process runs one command)
+    _last_lines = formatter
+
+
+def _line(text: str, level: str) -> str:
+    return _last_lines.format(logging.makeLogRecord({"msg": text, "levelname": level}))
 
 
 @contextmanager
@@ -161,11 +173,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
     # Hide errors of half-built objects that fail to close.
     sys.unraisablehook = lambda _: None
     # Unwinding may wait for the scorer. The signal may interrupt a buffered write, so use os.write.
-    os.write(2, b"stopping...\n")
+    os.write(2, f"{_line('stopping...', 'INFO')}\n".encode())
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             # An exception while a C extension initialises would abort the process.
-            os.write(2, f"{_stopped}\n".encode())
+            os.write(2, f"{_line(str(_stopped), 'ERROR')}\n".encode())
             os._exit(_stopped.exit_code)
         frame = frame.f_back
     raise _stopped

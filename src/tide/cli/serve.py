@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tide.cli import check_stop, options, stops_normally
+from tide.cli import check_stop, format_last_lines, options, stops_normally
 from tide.cli.display import chosen_settings, name_of
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
@@ -331,7 +332,11 @@ class _Json(logging.Formatter):
             content = json.loads(message) if message.startswith("{") else {"message": message}
         except ValueError:  # JSON that was cut to the length of a line
             content = {"message": message}
-        head = {"time": self.formatTime(record), "level": record.levelname.lower()}
+        written = datetime.fromtimestamp(record.created, UTC)
+        head = {
+            "time": written.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
         return json.dumps(head | content)
 
 
@@ -339,7 +344,8 @@ class _Json(logging.Formatter):
 def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
     """Log as JSON within the block. loading: the first message."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json())
+    handler.setFormatter(formatter := _Json())
+    format_last_lines(formatter)
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
     before = [(log.handlers, log.level, log.propagate) for log in logs]
     for log in logs:

@@ -16,8 +16,11 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError, problem
-from tide.data.files import read_objects
+from tide.core.sanitize import logger
+from tide.data.files import parse_object, read_lines
 from tide.scorers.base import Floats, Scored, Scorer, score_groups
+
+_log = logger(__name__)
 
 BINS = 10
 
@@ -155,15 +158,26 @@ class _Line(BaseModel):
 def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float], int]:
     """Read `accepted_above` of the scored answers of a policy, and count its other answers.
 
-    policy: may be left out if the log has one policy only. Raises InputError for a log of several
-    policies, of none, or with an invalid line.
+    policy: may be left out if the log has one policy only. Lines that are not JSON are skipped: a
+    server that was killed has cut them. Raises InputError for a log of several policies, of none,
+    or with an invalid line.
     """
     by_policy: dict[str, list[_Line]] = {}
-    for where, content in read_objects(path, drop_cut=True):
+    cut = 0
+    for where, text in read_lines(path):
+        if not text.strip():
+            continue
+        try:
+            content = parse_object(text, where)
+        except InputError:
+            cut += 1
+            continue
         line = _line(content, where)
         by_policy.setdefault(line.policy, []).append(line)
     if not by_policy:
         raise InputError(f"{path}: holds no answers")
+    if cut:
+        _log.warning("%s: skipped %d lines that were cut, as by a killed server", path, cut)
     if policy is None and len(by_policy) == 1:
         (policy,) = by_policy
     if policy not in by_policy:

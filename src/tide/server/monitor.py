@@ -316,4 +316,5 @@ class Monitor:
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:
+            self._metrics.lost_lines.inc()
             LOG.error(json.dumps({"monitor_log": first_line(problem)}))

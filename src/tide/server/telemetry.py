@@ -118,6 +118,9 @@ class Metrics:
         self.monitor_score = self._scores(
             "monitor_score", "Score of a monitored answer, or of its failing beginning", "policy"
         )
+        self.lost_lines = self._counter(
+            "monitor_log_lost_lines", "Lines of --monitor-log that could not be written"
+        )
         self.shadowed = self._counter(
             "shadow_answers",
             "Sent answers by the outcome that a shadow policy would have had for them, as in "
