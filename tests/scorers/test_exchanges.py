@@ -15,7 +15,6 @@ from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_blank, reads_exchanges
-from tide.scorers.languages import strict_language
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
 
@@ -98,15 +97,6 @@ def test_windows_keep_their_context() -> None:
         Exchange("x" * 200, "two three"),
         Exchange("x" * 300, "one"),
     }
-
-
-def test_strict_language_reads_the_answer() -> None:
-    german = "Das ist der Hund und das ist die Katze und ich bin nicht da"
-
-    strict = strict_language(exchange_scorer(languages=("en",)))
-    assert score_texts(strict, [Exchange(german, "Yes.")]).values.tolist() == [len(german) / 1000]
-    with pytest.raises(ScorerError, match="reads only English"):
-        score_texts(strict, [Exchange("Yes?", german)])
 
 
 def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -> None:

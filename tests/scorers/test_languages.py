@@ -1,4 +1,4 @@
-"""The language of a text; word lists, here of mild words; refusal of other languages."""
+"""The language of a text; word lists, here of mild words."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from py3langid.langid import LanguageIdentifier
 from tests.fakes import FakeScorer
 from tests.generated import examples
 from tide.core.chat import Chat
-from tide.core.errors import ScorerError
 from tide.scorers import languages, load_scorer, score_texts
 from tide.scorers.base import Exchange, screen_of
 from tide.scorers.disguises import readings
 from tide.scorers.languages import (
     holds_listed_word,
     language_of,
-    strict_language,
     term_hash,
     tokens_of,
 )
@@ -37,7 +35,6 @@ CHINESE = (
 GREEK = (
     "\u03ba\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03c3\u03b5 \u03cc\u03bb\u03bf\u03c5\u03c2"
 )
-RUSSIAN = "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430?"
 ENGLISH = "The German word doof means deaf in Dutch, and it is not a kind word to say to them"
 
 
@@ -107,7 +104,7 @@ def test_a_short_answer_is_read_with_its_question() -> None:
 @pytest.mark.usefixtures("lists")
 def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     everything = FakeScorer()
-    assert listed(everything) is strict_language(everything) is everything
+    assert listed(everything) is everything
     screen = screen_of(listed(load_scorer("confirm:pocket,lexicon")))
     assert screen is not None
     assert screen.score([GERMAN]) == [1.0]
@@ -165,25 +162,6 @@ def test_encoder_warns_once_of_another_language(caplog: pytest.LogCaptureFixture
             scorer.score(["an English text", GREEK])
     assert caplog.text.count("mostly in another language") == 1
     assert GREEK not in caplog.text
-
-
-@pytest.mark.parametrize("text", [RUSSIAN, GERMAN])
-@pytest.mark.parametrize("spec", ["pocket", "max:pocket,(windows:50:lexicon)"])
-def test_strict_language_refuses_other_languages(spec: str, text: str) -> None:
-    scorer = load_scorer(f"strict-language:{spec}")
-    assert scorer.name == f"strict-language:{load_scorer(spec).name}"
-    with pytest.raises(ScorerError, match=r"reads only English, and a text is mostly in another"):
-        scorer.score([ENGLISH, text])
-    hidden = "you \u0430re a stup\u0456d \u0456d\u0456\u043et"
-    assert scorer.score([hidden]) == pytest.approx(load_scorer(spec).score([hidden]))
-
-
-def test_strict_language_refuses_in_the_screen_of_confirm() -> None:
-    screen = screen_of(load_scorer("strict-language:confirm:pocket,lexicon"))
-    assert screen is not None
-    assert screen.score([ENGLISH]) == load_scorer("pocket").score([ENGLISH])
-    with pytest.raises(ScorerError, match="mostly in another language"):
-        screen.score([GERMAN])
 
 
 def test_detection_is_loaded_once_by_threads_that_need_it_together(

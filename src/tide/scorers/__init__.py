@@ -39,7 +39,6 @@ REGISTRY = Registry(
         "openai-moderation": "tide.scorers.services:OpenAIModerationScorer",
         "classifier": "tide.scorers.services:ServedClassifier",
         "cache": "tide.scorers.wrappers:CachedScorer",
-        "strict-language": "tide.scorers.languages:strict_language",
         "windows": "tide.scorers.wrappers:WindowedScorer",
         "max": "tide.scorers.wrappers:MaxScorer",
         "mean": "tide.scorers.wrappers:MeanScorer",
@@ -50,7 +49,6 @@ REGISTRY = Registry(
 # Scorers that wrap other scorers, with their syntax; NUMBER is a wrapper's only setting.
 WRAPPERS = {
     "cache": "cache:SCORER",
-    "strict-language": "strict-language:SCORER",
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",

@@ -22,7 +22,7 @@ from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings
-from tide.scorers.languages import MULTILINGUAL, language_of
+from tide.scorers.languages import language_of
 from tide.scorers.pocket import digest, normalize, sigmoid
 
 _LOG = logger(__name__)
@@ -154,9 +154,10 @@ class EncoderScorer(PlainScorer):
         self._warned = True
         _LOG.warning(
             "scorer %s: reads only English, and a text is mostly in another language, so its score "
-            "means nothing, and word lists find little; use a scorer that knows the language (%s)",
-            self.kind, MULTILINGUAL,
-        )  # fmt: skip
+            "means nothing, and word lists find little; use a scorer that knows the language (a "
+            "guard such as guard:Qwen/Qwen3Guard-Gen-0.6B)",
+            self.kind,
+        )
 
     def outputs(self, exchanges: Sequence[Exchange]) -> Floats:
         """Return, for each exchange, the highest of the network's outputs for its windows."""

@@ -2,7 +2,7 @@
 
 `WordLists` scores such a text by the lists of LDNOOBW (CC BY 4.0, see
 `pocket/LICENSE-word-lists`), without ordinary words; the file holds hashes instead of the words,
-and `models/make_word_lists.py` makes it. `strict-language:SCORER` refuses such a text.
+and `models/make_word_lists.py` makes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from tide.scorers.disguises import (
 
 # Minimum number of letters for deciding the script.
 _LEAST_OTHER = 8
-MULTILINGUAL = "a guard such as guard:Qwen/Qwen3Guard-Gen-0.6B"
 _MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
 # At least this share of most English texts' words are among these, so they need no detection.
 _ENGLISH_SHARE = 0.15
@@ -246,28 +245,3 @@ def _sample(context: Any, folded: str, end: int) -> str:
     if not isinstance(context, str):
         context = "\n".join(message.content for message in context.messages[-2:])
     return f"{context[-_BEFORE:]}\n{beginning}" if context else beginning
-
-
-def strict_language(scorer: Scorer) -> Scorer:
-    """Refuse texts plainly not English if `scorer` reads only English."""
-    return _StrictLanguage(scorer) if languages_of(scorer) == ("en",) else scorer
-
-
-class _StrictLanguage(ScorerWrapper):
-    """See `strict_language`."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        super().__init__(scorer)
-        self.name = f"strict-language:{scorer.name}"
-        if (screen := screen_of(scorer)) is not None:
-            self.screen = strict_language(screen)
-
-    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        for exchange in texts:
-            language = language_of(readings(exchange.alone)[0])
-            if language not in ("", "en"):
-                raise ScorerError(
-                    f"scorer {self.name}: reads only English, and a text is mostly in another "
-                    f"language ({language}); use a scorer that knows it ({MULTILINGUAL})"
-                )
-        return super().score_attributes(texts)
