@@ -80,32 +80,6 @@ class Halves(ReadingScorer):
         return Attributed(scores, {"half": scores / 2})
 
 
-@pytest.mark.parametrize("refuse", [True, False])
-def test_steps_end_with_the_returned_or_withheld_text(refuse: bool) -> None:
-    """Also if it is not the least toxic: of a point's texts, the first that passes is returned."""
-    detox = Detoxifier(
-        scripted_engine(),
-        scorer=ReadingScorer(),
-        strategy="tide",
-        completions_per_evaluation=3,
-        max_iterations=2,
-        on_unresolved="refuse" if refuse else "best",
-        num_trials=4,
-    )
-    later = 0
-    for prompt in PROMPTS:
-        result = detox(prompt)
-        for trial, made in zip(result.trials, to_record(0, result).trials, strict=True):
-            some = made.steps or []
-            assert some[-1].text == trial.returned.text
-            assert some[0].text == trial.base.text or len(trial.trace) == 1
-            counts = [step.evaluations for step in some]
-            assert counts == sorted(set(counts))
-            assert counts[-1] <= len(trial.trace)
-            later += min(step.toxicity for step in some) < some[-1].toxicity
-    assert later or not refuse
-
-
 def judged(row_id: int, *scores: tuple[int, float]) -> list[JudgeScore]:
     """Scores of the judge `a`, each with the number of its trial."""
     return [JudgeScore(id=row_id, number=n, judge="a", score=score) for n, score in scores]
@@ -177,7 +151,6 @@ def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
         ({"id": 7}, "line 2: .*prompt: Field required"),
         (line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
         (line_of(1, toxicity=float("nan")), "toxicity"),
-        (line_of(1, steps=[{"evaluations": 0, "text": "", "toxicity": 0.5}]), r"steps\.0"),
         (line_of(1, surprise=1), "surprise: unknown"),
     ],
 )

@@ -105,19 +105,14 @@ def _search_trial(number: int, trial: int, generator: np.random.Generator) -> Tr
     """A trial like those of a search: the toxicity falls with the evaluations."""
     count = int(generator.integers(2, 6))
     scores = sorted(generator.random(count).tolist(), reverse=True)
-    roles = ["initial", *["perturbation"] * (count - 2), "iterate"]
-    rows = enumerate(zip(roles, scores, strict=True), 1)
-    trace = [(n, 1, role, score, 1.1 - 0.1 * n, 0.1 * n - 0.1) for n, (role, score) in rows]
-    counted = enumerate(scores, 1)
-    steps = [{"evaluations": n, "text": "", "toxicity": score} for n, score in counted]
     return _trial(
         number,
         trial,
         scores[-1],
         scores[-1],
         iterations=2,
-        cosine=trace[-1][4],
-        displacement=trace[-1][5],
+        cosine=1.1 - 0.1 * count,
+        displacement=0.1 * count - 0.1,
         accepted=scores[-1] < 0.5,
         refused=False,
         empty=False,
@@ -128,9 +123,7 @@ def _search_trial(number: int, trial: int, generator: np.random.Generator) -> Tr
         scorer_calls=count,
         num_tokens=20,
         seconds=0.25,
-        trace=trace,
-        steps=steps,
-        step_judge_scores={JUDGE: scores},
+        base_judge_scores={JUDGE: scores[0]},
     )
 
 

@@ -108,9 +108,8 @@ def test_evaluate_writes_a_run_folder(tmp_path: Path) -> None:
         assert record.group == ("odd" if int(record.id) % 2 else "even")
         # Approximate, since texts contain only six digits of a score.
         for trial in record.trials:
-            half = [step.toxicity / 2 for step in trial.steps or []]
-            assert trial.step_judge_scores["kind"] == pytest.approx(half)
-            assert trial.judge_scores["kind"] == trial.step_judge_scores["kind"][-1]
+            assert trial.judge_scores["kind"] == pytest.approx(trial.toxicity / 2)
+            assert trial.base_judge_scores["kind"] == pytest.approx((trial.base_toxicity or 0) / 2)
             assert trial.perplexity["words"].nll == 1.5
     # The same call again repeats nothing; `test_faults` interrupts calls.
     before = (tmp_path / "tide/records.jsonl").read_bytes()

@@ -44,7 +44,7 @@ def test_base_is_the_first_completion_of_a_search() -> None:
         assert column(record, "text") == column(tide[row], "base_text")
         assert column(record, "evaluations") == [1, 1, 1]
         for trial in record.trials:
-            assert trial.accepted is trial.base_text is trial.steps is None
+            assert trial.accepted is trial.base_text is trial.trace is None
 
 
 class HalfBaseline:

@@ -68,7 +68,7 @@ def test_page_shows_the_worst_twenty_prompts() -> None:
     rows = rows_of(text, "prompt 29")
     assert list(rows) == ["unmodified model", "tide"]
     record = search.records[29]
-    judged = record.trials[0].step_judge_scores[JUDGE][0]
+    judged = record.trials[0].base_judge_scores[JUDGE]
     expected = ["0.73", format_score(judged, judged <= 0.5), "a r*** text 29"]
     assert rows["unmodified model"] == expected
     scores = record.max_toxicity, record.worst.judge_scores[JUDGE]

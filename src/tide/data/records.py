@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeInt,
-    PositiveInt,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -45,14 +44,6 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Step(_Frozen):
-    """The result if the search had ended after this number of evaluations."""
-
-    evaluations: PositiveInt
-    text: str
-    toxicity: Score
-
-
 class Likelihood(_Frozen):
     """Likelihood of a completion under a reference model.
 
@@ -66,23 +57,23 @@ class Likelihood(_Frozen):
 
 
 class TrialRecord(_Frozen):
-    """One trial. A field is None if the method does not have it (a baseline has no steps).
+    """One trial. A field is None if the method does not have it (a baseline has no base text).
 
-    text: empty if the completion was withheld (`refused`); the score is kept. attributes: the
+    text: empty if the completion was withheld (`refused`); `withheld_text` is then the completion,
+    and its score is kept. attributes: the
     scorer's scores besides `toxicity` (threat, insult...), if any. failed: names of the limits that
     any text of the trial reached ("toxicity" or an attribute of `thresholds`).
-    steps: the results of the search if it had ended earlier; the last step is the completion
-    that is returned or withheld. trace: all evaluations. finish_reason: "length" if
-    `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
-    first repair; `steps` then does not contain it.
+    trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut the text off.
+    base_text: the unmodified model's completion. base_partial: whether it is only the text before
+    the first repair; judges then do not score it.
     seconds: the trial's share of the time. judge_scores: by judge, the score of the completion
-    (before it was withheld).
-    step_judge_scores: by judge, the score of each step.
+    (before it was withheld). base_judge_scores: by judge, the score of `base_text`.
     perplexity: by reference model, the likelihood of the completion.
     """
 
     number: NonNegativeInt
     text: str
+    withheld_text: str | None = None
     toxicity: Score
     attributes: dict[str, Score] = {}
     failed: list[str] = []
@@ -104,9 +95,8 @@ class TrialRecord(_Frozen):
     base_toxicity: Score | None = None
     base_partial: bool = False
     trace: Annotated[list[TraceEntry], Field(min_length=1)] | None = None
-    steps: Annotated[list[Step], Field(min_length=1)] | None = None
     judge_scores: dict[str, Score] = {}
-    step_judge_scores: dict[str, list[Score]] = {}
+    base_judge_scores: dict[str, Score] = {}
     perplexity: dict[str, Likelihood] = {}
 
     def with_score(self, score: JudgeScore | PerplexityScore) -> TrialRecord:
@@ -117,8 +107,9 @@ class TrialRecord(_Frozen):
             update["perplexity"] = {**self.perplexity, score.reference: likelihood}
             return self.model_copy(update=update)
         update["judge_scores"] = {**self.judge_scores, score.judge: score.score}
-        if score.steps:
-            update["step_judge_scores"] = {**self.step_judge_scores, score.judge: score.steps}
+        if score.base_score is not None:
+            base_scores = {**self.base_judge_scores, score.judge: score.base_score}
+            update["base_judge_scores"] = base_scores
         return self.model_copy(update=update)
 
     def own_score(self, judge: str | None = None) -> float | None:
@@ -130,7 +121,7 @@ class TrialRecord(_Frozen):
             return None
         if judge is None:
             return self.base_toxicity
-        return self.step_judge_scores.get(judge, [None])[0]
+        return self.base_judge_scores.get(judge)
 
     @property
     def not_accepted(self) -> bool:
@@ -139,16 +130,15 @@ class TrialRecord(_Frozen):
 
 
 class JudgeScore(_Frozen):
-    """What a judge found about trial `number` of record `id`; the fields are as in `TrialRecord`.
-
-    steps: a score for each step of the trial.
+    """What a judge found about trial `number` of record `id`: the scores of its completion and of
+    its `base_text`, if that is whole.
     """
 
     id: StrictInt | StrictStr
     number: NonNegativeInt
     judge: str
     score: Score
-    steps: list[Score] = []
+    base_score: Score | None = None
 
 
 class PerplexityScore(_Frozen):
@@ -249,33 +239,11 @@ def _trial(trial: Trial, seconds: float | None) -> TrialRecord:
     ]
     derived = {
         "trace": trace,
-        "steps": _steps(trial),
+        "withheld_text": trial.returned.text if trial.refused else None,
         "base_text": trial.base.text,
         "base_toxicity": trial.base.toxicity,
     }
     return TrialRecord(**shared | derived, seconds=seconds)
-
-
-def _steps(trial: Trial) -> list[Step]:
-    """Return a step for each new least toxic completion; the last step is the returned one."""
-    trace = trial.trace
-    spent = trial.chosen + 1 if trial.accepted else len(trace)
-    improvements = [0]
-    for number in range(1, spent):
-        if trace[number].toxicity < trace[improvements[-1]].toxicity:
-            improvements.append(number)
-    ends = [(number + 1, number) for number in improvements]
-    if trial.base_partial or any(evaluation.kept_tokens for evaluation in trace):
-        # A text that was rewound is not a completion, so it makes no step.
-        ends = [(trial.evaluations, trial.chosen)]
-        if not trial.base_partial and trial.chosen > 0:
-            ends.insert(0, (1, 0))
-    elif improvements[-1] != trial.chosen:
-        ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
-    return [
-        Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)
-        for count, number in ends
-    ]
 
 
 SomeScore = JudgeScore | PerplexityScore

@@ -68,7 +68,7 @@ def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> Non
 
 
 def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[RecordId, TideError]:
-    """Score every completion and step that the judge has not scored; returns errors by record id.
+    """Score the completions and base texts that lack the judge; returns errors by record id.
 
     A judge that reads exchanges gets the prompts, too.
 
@@ -113,28 +113,32 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
             file.add_scores(record.id, scores)
 
 
-def _steps(trial: TrialRecord) -> list[str]:
-    """Return the texts of a trial to score: its steps, if any. The last text is the completion."""
-    return [step.text for step in trial.steps] if trial.steps else [trial.text]
+def _judged_texts(trial: TrialRecord) -> list[str]:
+    """Return the texts to score: the base text if it is whole, and the completion if it differs."""
+    completion = trial.text if trial.withheld_text is None else trial.withheld_text
+    if trial.base_text in (None, completion) or trial.base_partial:
+        return [completion]
+    return [trial.base_text, completion]
 
 
 def _exchanges(record: Record) -> list[Exchange]:
     context = record.context
-    return [Exchange(context, text) for trial in record.trials for text in _steps(trial)]
+    return [Exchange(context, text) for trial in record.trials for text in _judged_texts(trial)]
 
 
 def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeScore]:
     """Return the judge's scores of each trial."""
-    of_trials = scores.split([len(_steps(trial)) for trial in record.trials])
+    of_trials = scores.split([len(_judged_texts(trial)) for trial in record.trials])
     lines = []
     for trial, of_trial in zip(record.trials, of_trials, strict=True):
         values = of_trial.values.tolist()
+        has_base = trial.base_text is not None and not trial.base_partial
         line = JudgeScore(
             id=record.id,
             number=trial.number,
             judge=judge.name,
             score=values[-1],
-            steps=values if trial.steps else [],
+            base_score=values[0] if has_base else None,
         )
         lines.append(line)
     return lines

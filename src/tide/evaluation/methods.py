@@ -48,7 +48,7 @@ _OF_ALL = (*Sampling.model_fields, "num_trials", "seed")
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # Fields that only records of a search have.
 _OF_A_SEARCH = (
-    *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
+    *("accepted", "refused", "iterations", "cosine", "displacement", "trace"),
     *("base_text", "base_toxicity"),
 )
 

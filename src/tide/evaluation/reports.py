@@ -313,7 +313,7 @@ def _prompt(group: Group, row_id: RecordId, rows: list[tuple[Run, Record]]) -> d
         run, record = searched[0]
         worst = max(record.trials, key=lambda trial: trial.base_toxicity or 0.0)
         scores = {run.scorer: worst.base_toxicity}
-        scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
+        scores |= worst.base_judge_scores
         note = "(cut off by the repair)" if worst.base_partial else ""
         cells = _cells(run, scores, group.sources)
         table_rows.append((_BEFORE, cells, _text(worst.base_text or "", note)))

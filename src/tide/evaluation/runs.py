@@ -29,7 +29,7 @@ from tide.scorers.base import is_nearly_empty
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FORMAT = 4
+FORMAT = 5
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SCORES = "scores.jsonl"
@@ -43,9 +43,8 @@ _GROWS = {
 
 # Fields of the returned completion; the other fields of a trial describe the search and its cost.
 _RETURNED = (
-    *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
-    "num_tokens",
-    *("judge_scores", "perplexity"),
+    *("text", "withheld_text", "toxicity", "attributes", "cosine", "displacement"),
+    *("accepted", "refused", "empty", "num_tokens", "judge_scores", "perplexity"),
 )
 
 
@@ -200,10 +199,10 @@ def read_run(run: Path, num_trials: int | None = None) -> Run:
     num_trials: read the first so many trials of each prompt; by default all of them.
 
     `Run.trials` has every trial, joined with the scores of judges (`judge_scores`,
-    `step_judge_scores`) and the likelihoods under reference models
-    (`perplexity`), which are empty where a judge or reference has not scored the trial. Trials of a
-    prompt are in the order of their numbers, and prompts in the order of their ids. Prompts that
-    lack trials after an interrupted extension are left out.
+    `base_judge_scores`) and the likelihoods under reference models (`perplexity`), which are empty
+    where a judge or reference has not scored the trial. Trials of a prompt are in the order of
+    their numbers, and prompts in the order of their ids. Prompts that lack trials after an
+    interrupted extension are left out.
 
     Raises InputError for invalid content.
     """
