@@ -23,8 +23,9 @@ from tests.generated import examples
 from tests.hostile import KEY
 from tide.core import http
 from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
-from tide.core.http import Client, Reply, ServerFailed
+from tide.core.http import Client, Reply, ServerFailed, parsed
 from tide.engines.openai.engine import OpenAIEngine
+from tide.scorers.remote import pause_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 
 Script = Callable[[socket.socket, bytes], None]
@@ -249,11 +250,11 @@ def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("3", 3.0), ("0.5", 0.5), ("0", 0.0), ("-1", 7.0), ("nan", 7.0), ("inf", 7.0), ("1e400", 7.0),
-     ("a" * 10**6, 7.0), ("9" * 5000, 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 7.0), ("", 7.0)],
+    [("3", 3.0), ("0.5", 0.5), ("0", 0.0), ("-1", 0.0), ("nan", 0.0), ("inf", 0.0), ("1e400", 0.0),
+     ("a" * 10**6, 0.0), ("9" * 5000, 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("", 0.0)],
 )  # fmt: skip
 def test_a_pause_is_a_number_of_seconds(header: str, seconds: float) -> None:
-    assert Reply(429, httpx.Headers({"Retry-After": header}), b"").pause(7.0) == seconds
+    assert pause_of(Reply(429, httpx.Headers({"Retry-After": header}), b"")) == seconds
 
 
 class _Body(BaseModel):
@@ -267,6 +268,16 @@ class _Body(BaseModel):
 )  # fmt: skip
 def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) -> None:
     with pytest.raises(ServerFailed) as refused:
-        Reply(200, httpx.Headers(), body).parse(_Body)
+        parsed(body, _Body)
     assert str(refused.value).startswith("the answer cannot be used: ")
     assert len(str(refused.value)) < 200
+
+
+class _Named(BaseModel):
+    numbers: dict[str, int]
+
+
+def test_a_name_that_may_be_a_text_is_kept_out_of_the_problem_for_the_log() -> None:
+    with pytest.raises(ServerFailed, match="what a model wrote") as refused:
+        parsed(b'{"numbers": {"what a model wrote": ""}}', _Named, is_fixed=False)
+    assert refused.value.problem == "the answer cannot be used"

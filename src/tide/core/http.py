@@ -54,8 +54,6 @@ KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
 _UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 # Errors raised if the server closes an idle connection just as the client uses it again.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-# Statuses below 500 after which a server or proxy may recover.
-_PASSING = (408, 409, 425, 429)
 
 # These loggers write addresses, which may contain a key (Perspective), and text from servers.
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
@@ -105,27 +103,6 @@ class Reply:
     headers: httpx.Headers
     body: bytes
 
-    @property
-    def passing(self) -> bool:
-        """Whether the server may recover from this status."""
-        return self.status in _PASSING or self.status >= 500
-
-    def parse(self, kind: type[_Parsed]) -> _Parsed:
-        """Parse the body as JSON of type `kind`. Raises ServerFailed if that fails."""
-        try:
-            return kind.model_validate_json(self.body, strict=True)
-        except ValidationError as error:
-            # The name of the wrong field may be a text: some answers map texts to numbers.
-            raise ServerFailed(_UNUSABLE, fault_of(error)) from None
-
-    def pause(self, default: float) -> float:
-        """Return the seconds of the header `Retry-After`, or `default` if it is not a number."""
-        try:
-            seconds = float(self.headers.get("retry-after", default))
-        except ValueError:  # a date
-            return default
-        return seconds if 0 <= seconds < math.inf else default
-
     def message(self) -> str:
         """Return the error message of an OpenAI-compatible server on one line."""
         text = self.error().get("message")
@@ -143,15 +120,18 @@ class Reply:
         return error if isinstance(error, dict) else {"message": error}
 
 
-_UNUSABLE = "the answer cannot be used"
+def parsed(data: bytes, kind: type[_Parsed], *, is_fixed: bool = True) -> _Parsed:
+    """Parse JSON of type `kind`. Raises ServerFailed if that fails.
 
-
-def parsed(data: bytes, kind: type[_Parsed]) -> _Parsed:
-    """Like `Reply.parse`, for a `kind` whose fields have fixed names, which logs may show."""
+    is_fixed: whether all names in `kind` are fixed. Else the name of the wrong field, which may be
+    a text, is kept out of logs.
+    """
     try:
         return kind.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise ServerFailed(f"{_UNUSABLE}: {fault_of(error)}") from None
+        unusable, fault = "the answer cannot be used", fault_of(error)
+        failed = ServerFailed(f"{unusable}: {fault}") if is_fixed else ServerFailed(unusable, fault)
+        raise failed from None
 
 
 def fault_of(error: ValidationError) -> str:

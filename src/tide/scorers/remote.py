@@ -22,7 +22,7 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url, read_key
+from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url, parsed, read_key
 from tide.plugins.options import checked
 from tide.scorers.base import (
     HEALTH_TEXT,
@@ -66,6 +66,8 @@ _PACES: dict[tuple[str, float], Pace] = {}
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
 # Statuses that mean the same. Other statuses, such as 424 (failed inference), may concern one text.
 _REFUSED = {401, 402, 403, 404, 405, 410}
+# Statuses below 500 after which a service or proxy may recover.
+_PASSING = {408, 409, 425, 429}
 
 
 class _NoReply(ServerFailed):
@@ -175,14 +177,15 @@ class RemoteScorer(AttributedScorer):
         except ServerFailed as error:
             raise _NoReply(str(error)) from None
         if reply.status == 200:
-            return reply.parse(kind)
+            return parsed(reply.body, kind, is_fixed=False)
         codes = codes_of(reply) if self.tells_codes else []
         redirects = 300 <= reply.status < 400
         where = [f"at {path}"] if redirects or reply.status in (404, 405) else []
         problem = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
-        if reply.passing and not final:
-            raise ServerFailed(problem, status=reply.status, pause=reply.pause(0.0))
+        is_passing = reply.status in _PASSING or reply.status >= 500
+        if is_passing and not final:
+            raise ServerFailed(problem, status=reply.status, pause=pause_of(reply))
         problem = f"scorer {self.name}: {problem}"
         if reply.status == 413:
             raise ScorerError(
@@ -304,6 +307,15 @@ def codes_of(reply: Reply) -> list[str]:
         return []
     words = dict.fromkeys(code for code in codes if isinstance(code, str))
     return [word for word in words if len(word) <= 64 and word.replace("_", "").isalpha()]
+
+
+def pause_of(reply: Reply) -> float:
+    """Return the seconds of the header `Retry-After`, or 0 if it is not a number of seconds."""
+    try:
+        seconds = float(reply.headers.get("retry-after", 0.0))
+    except ValueError:  # a date
+        return 0.0
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def place_of(url: str) -> str:
