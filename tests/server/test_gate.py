@@ -28,10 +28,8 @@ from tide.server.gate import Gate, Visit, check_exposure, read_keys, traced
 from tide.server.generation import Serving
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
-from tide.server.policies import CommandLine, Policies, ServedPolicy
+from tide.server.policies import CommandLine, Policies
 from tide.server.schemas import CompletionRequest
-from tide.server.scoring import ScoringApi
-from tide.server.telemetry import Budget
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
 JSON = {"content-type": "application/json"}
@@ -248,10 +246,8 @@ async def stream_without_end() -> None:
 
     policies = Policies(CommandLine(scorer=ReadingScorer()))
     policies.engine = scripted_engine()
-    flood: Any = Flood()
-    scoring = ScoringApi(ReadingScorer(), Settings(), Limits())
-    budget = Budget("default", None, policies.metrics)
-    policy = ServedPolicy(policies.plans["default"], flood, scoring, budget)
+    policy = policies.table.policies["default"]
+    policy.detox = Flood()  # type: ignore[assignment]
     request = CompletionRequest(prompt="x", stream=True)
     shape = ReplyShape(MODEL, chat=False, counts=False)
     serving = Serving(policies, MODEL, Monitor(policies))

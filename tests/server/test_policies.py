@@ -29,14 +29,13 @@ from tests.server.running import (
     wait_until,
     written,
 )
-from tide.core.errors import ScorerError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
 from tide.server.policies import (
     CommandLine,
     Policies,
     Policy,
-    PolicyError,
     PolicyFile,
     Scorers,
 )
@@ -378,7 +377,7 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
         wait_until(lambda: gc.collect() >= 0 and Counting.ended == 1)  # unused, so closed
         for wrong in ("policies: [", "policies: {}", "policies: {b: {mode: loose}}"):
             path.write_text(wrong)
-            with pytest.raises(PolicyError):
+            with pytest.raises(InputError):
                 server.policies.reload()
             assert server.ask("x").json()["tide"]["policy"] == "b"
     assert (Counting.made, Counting.ended) == (1, 1)
@@ -391,7 +390,7 @@ def test_a_list_that_has_changed_is_read_anew(tmp_path: Path) -> None:
     policies = Policies(
         CommandLine(), written(tmp_path / "tide.yaml", policies={"a": {"scorer": scorer}})
     )
-    assert policies.plans["a"].measured.score(["weather", "home"]).tolist() == [1.0, 0.0]
+    assert policies.table.policies["a"].measured.score(["weather", "home"]).tolist() == [1.0, 0.0]
     policies.start(Babbler())
     time.sleep(0.02)
     words.write_text("home\n")
@@ -413,7 +412,7 @@ def test_keys_are_not_lost_by_a_reload(host: str, problem: str, tmp_path: Path) 
     policies = Policies(CommandLine(), path, host=host)
     policies.start(Babbler())
     content()
-    with pytest.raises(PolicyError, match=problem):
+    with pytest.raises(InputError, match=problem):
         policies.reload()
     assert len(policies.table.keys) == 1
     policies.close()
@@ -421,7 +420,7 @@ def test_keys_are_not_lost_by_a_reload(host: str, problem: str, tmp_path: Path) 
 
 def test_keys_of_the_environment_or_a_file_are_needed(tmp_path: Path) -> None:
     path = written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}})
-    with pytest.raises(PolicyError, match="without a key"):
+    with pytest.raises(InputError, match="without a key"):
         Policies(CommandLine(), path, host="0.0.0.0")
     policies = Policies(CommandLine(), path, keys=[SecretStr("sk-env")], host="0.0.0.0")
     policies.start(Babbler())
@@ -435,22 +434,22 @@ KEY_OF_NO_POLICY = {"sha256": "a" * 64, "policies": ["b"]}
 EMPTY_KEY = {"sha256": digest_of(""), "policies": ["a"]}
 WRONG = {
     "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
-    "policies: {a: {scorer: no-such}}": "policies.a.scorer: unknown scorer 'no-such'",
+    "policies: {a: {scorer: no-such}}": "policies.a: unknown scorer 'no-such'",
     "policies: {a: {strategy: 'backtrack:lga=2'}}": "policies.a: strategy backtrack: no option",
     "policies: {a: {never: [' ']}}": "policies.a: never: ' ' has no visible character",
-    "policies: {a: {never: [acme], on_fail: flag}}": "policies.a.never: text with these words",
-    "policies: {a: {scorer: mine.py:score}}": "policies.a.scorer: 'mine.py:score': a file may only",
-    "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a.scorer: 'mine.py:F'",
-    "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a.scorer: 'a.b:C': ",
-    "policies: {a: {on_scorer_failure: a.b:C}}": "policies.a.scorer: 'a.b:C': a file may only",
+    "policies: {a: {never: [acme], on_fail: flag}}": "policies.a: never: text with these words",
+    "policies: {a: {scorer: mine.py:score}}": "policies.a: 'mine.py:score': a file may only",
+    "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a: 'mine.py:F'",
+    "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a: 'a.b:C': ",
+    "policies: {a: {on_scorer_failure: a.b:C}}": "policies.a: 'a.b:C': a file may only",
     "policies: {a: {strategy: mine.py:F}}": "policies.a: 'mine.py:F': a file may only",
-    "policies: {a: {scorer: rude, thresholds: {threat: 0.1}}}": "policies.a.thresholds: ",
+    "policies: {a: {scorer: rude, thresholds: {threat: 0.1}}}": "policies.a: thresholds: ",
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
-    "policies: {a: {reasoning: ignored}}": "policies.a.reasoning: only the engine 'openai'",
-    "policies: {a: {tool_calls: ignored}}": "policies.a.tool_calls: only the engine 'openai'",
+    "policies: {a: {reasoning: ignored}}": "policies.a: reasoning: only the engine 'openai'",
+    "policies: {a: {tool_calls: ignored}}": "policies.a: tool_calls: only the engine 'openai'",
     "policies: {a: {shadow: b}}": "policies.a.shadow: unknown policy 'b'",
-    "policies: {a: {shadow: a}}": "policies.a.shadow: is this policy itself",
-    "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a.shadow: needs mode enforce",
+    "policies: {a: {shadow: a}}": "policies.a: shadow: is this policy itself",
+    "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a: shadow: needs mode enforce",
     "policy: {}": "policies: ",
     "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
@@ -468,17 +467,17 @@ WRONG = {
 def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tide.yaml"
     path.write_text(content)
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InputError) as caught:
         Policies(CommandLine(scorer=RUDE), path).start(Babbler())
-    assert WRONG[content] in caught.value.problem
-    assert "\n" not in caught.value.problem
-    assert str(path) in str(caught.value)
+    assert str(caught.value).startswith(f"--policies {path}: ")
+    assert WRONG[content] in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_never_has_no_short_words_if_short_texts_are_not_scored(tmp_path: Path) -> None:
     path = written(tmp_path / "tide.yaml", policies={"a": {"never": ["ok"]}})
     Policies(CommandLine(scorer=RUDE), path).close()
-    with pytest.raises(PolicyError, match=r"a\.never: 'ok' has fewer than 3 visible"):
+    with pytest.raises(InputError, match=r"a: never: 'ok' has fewer than 3 visible"):
         Policies(CommandLine(scorer=RUDE, overrides={"accept_empty": True}), path)
 
 

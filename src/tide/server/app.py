@@ -212,7 +212,7 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
     def scorers_answer() -> bool:
         """Return False if a scorer without which answers fail is known to be down."""
         # Policies may share a scorer. With a set, a scorer that is down is called only once.
-        scorers = {policy.plan.measured for policy in policies.table.enforced}
+        scorers = {policy.measured for policy in policies.table.enforced}
         return all(scorer.check() for scorer in scorers)
 
     @routes.get("/metrics")
@@ -234,7 +234,7 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
             "policy": policy.name,
             "mode": policy.mode,
             "scorer": policy.detox.scorer.name,
-            "preset": policy.plan.preset,
+            "preset": policy.preset,
             "chats": chats,
             "traces": policies.limits.traces,
             **shown(usual),

@@ -175,7 +175,7 @@ class Serving:
                 entry = Entry(policy, visit.number, number)
                 self._monitor.begin(entry, call.prompt, sent.draft, settings)
                 continue
-            shadow = self._policies.table.policies.get(policy.plan.policy.shadow or "")
+            shadow = self._policies.table.policies.get(policy.stated.shadow or "")
             if shadow is None or not (sent.text or sent.parts.tool_calls):
                 continue
             # The shadow has thresholds of its own.
@@ -388,7 +388,7 @@ class Serving:
         # An empty text from the model is not a refusal.
         ended = best.accepted or best.empty
         text = best.text if best.accepted or best.refused else ""
-        mark = call.policy.plan.policy.repaired_mark
+        mark = call.policy.stated.repaired_mark
         # An answer in parts may be JSON, which a mark would break.
         if mark and best.repairs and not settings.in_parts(call.prompt):
             text += f" {mark}"

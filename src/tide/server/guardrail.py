@@ -131,7 +131,7 @@ async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) ->
         line: dict[str, Any] = {"request": number, "policy": policy.name, "outcome": outcome}
         line |= {"input": request.input_type, "score": verdict.score, "error": reason}
         LOG.info(json.dumps({"guardrail": line}))
-    policy.plan.measured.metrics.guardrail.labels(policy.name, outcome).inc()
+    policy.measured.metrics.guardrail.labels(policy.name, outcome).inc()
     if policy.mode == "monitor":
         return {"action": "NONE"}
     if failure is not None:

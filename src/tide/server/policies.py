@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.core.errors import InputError, ScorerError, TideError, guarded, problem, require
-from tide.core.sanitize import sanitized
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -181,24 +180,16 @@ class PolicyFile(_Part):
 
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
-        """Read a policy file. Raises PolicyError for an invalid file."""
+        """Read a policy file. Raises InputError for an invalid file."""
         yaml = require("yaml", "gateway")
+        text = as_text(read_whole(path), f"--policies {path}")
         try:
-            return cls.model_validate(yaml.safe_load(as_text(read_whole(path), str(path))))
+            return cls.model_validate(yaml.safe_load(text))
         except ValidationError as error:
-            raise PolicyError(path, problem(error, "file")) from None
-        except InputError as error:
-            raise PolicyError(path, str(error).removeprefix(f"{path}: ")) from None
+            reason = problem(error, "file")
         except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
-            raise PolicyError(path, " ".join(str(error).split())) from None
-
-
-class PolicyError(InputError):
-    """An invalid policy file. problem: one line, with the policy and the field."""
-
-    def __init__(self, path: Path | None, problem: str) -> None:
-        self.problem = sanitized(problem)
-        super().__init__(f"--policies {path}: {problem}")
+            reason = " ".join(str(error).split())
+        raise InputError(f"--policies {path}: {reason}")
 
 
 def _check_registered(kind: str, spec: Spec) -> None:
@@ -255,28 +246,6 @@ class CommandLine:
         return spec
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A policy without an engine, as the file has it, with what the command line adds.
-
-    measured: the scorer without the words of `never`.
-    """
-
-    name: str
-    policy: Policy
-    mode: Mode
-    preset: str
-    settings: Settings
-    measured: MeasuredScorer
-    alter_at_most: float | None
-
-    @property
-    def scorer(self) -> Scorer:
-        """The scorer, extended to score 1.0 for a text with a word of `never`."""
-        never = self.policy.never
-        return MaxScorer([self.measured, NeverScorer(never)]) if never else self.measured
-
-
 class ServedDetoxifier(AsyncDetoxifier):
     """A policy's detoxifier, which also lets the model write unscored drafts.
 
@@ -329,22 +298,30 @@ class ServedDetoxifier(AsyncDetoxifier):
         return await self._awaited(self._begin(work))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ServedPolicy:
-    """A policy that answers requests."""
+    """A policy with what the command line adds, and from `start` on, what answers requests.
 
-    plan: Plan
-    detox: ServedDetoxifier
-    scoring: ScoringApi
+    stated: the policy as the file has it. measured: the scorer without the words of `never`.
+    """
+
+    name: str
+    stated: Policy
+    mode: Mode
+    preset: str
+    settings: Settings
+    measured: MeasuredScorer
     budget: Budget
+    detox: ServedDetoxifier = field(init=False)
+    scoring: ScoringApi = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.plan.name
-
-    @property
-    def mode(self) -> Mode:
-        return self.plan.mode
+    def start(self, engine: Engine, limits: Limits) -> None:
+        """Raises InputError for settings that the engine or the scorer does not support."""
+        scorer: Scorer = self.measured
+        if self.stated.never:
+            scorer = MaxScorer([scorer, NeverScorer(self.stated.never)])
+        self.detox = ServedDetoxifier(engine, scorer=scorer, settings=self.settings)
+        self.scoring = ScoringApi(scorer, self.settings, limits)
 
 
 @dataclass(frozen=True)
@@ -410,8 +387,8 @@ def files_of(scorer: Any) -> Any:
 class Policies:
     """The policies of a server. path: policy file; without it, the command line makes one policy.
 
-    keys: the keys of TIDE_SERVE_KEYS. host: the address that the server listens on. table: empty
-    before `start`. Raises PolicyError for an invalid file.
+    keys: the keys of TIDE_SERVE_KEYS. host: the address that the server listens on. Raises
+    InputError for an invalid file.
     """
 
     engine: Engine
@@ -431,62 +408,36 @@ class Policies:
         self._scorers = Scorers(self.metrics)
         self._reloading = threading.Lock()
         self.table = Table({}, (), {})
-        self._file, self.plans = self._read()
+        self.table = self._read()
 
     def start(self, engine: Engine) -> None:
-        """Serve with `engine`. Raises PolicyError for settings that the engine does not support."""
+        """Serve with `engine`. Raises InputError for settings that the engine does not support."""
         self.engine = engine
-        self.table = self._build_table(self._file, self.plans)
+        self._start(self.table.policies.values())
 
     def reload(self) -> None:
-        """Read the file again. Raises PolicyError and keeps the old policies if it is invalid."""
+        """Read the file again. Raises TideError and keeps the old policies if it is invalid."""
         with self._reloading:
-            file, plans = self._read()
-            table = self._build_table(file, plans)
+            table = self._read()
             if self.table.keys and not table.keys:
-                raise PolicyError(self._path, "keys: a reload cannot remove all keys")
-            self._file, self.plans, self.table = file, plans, table
+                raise InputError(f"--policies {self._path}: keys: a reload cannot remove all keys")
+            self._start({*table.policies.values()} - {*self.table.policies.values()})
+            self.table = table
 
     def close(self) -> None:
-        for policy in self.table.policies.values():
-            policy.detox.close()
         self._scorers.close()
 
-    def _read(self) -> tuple[PolicyFile, dict[str, Plan]]:
+    def _read(self) -> Table:
+        """Read the file; policies that have not changed since are kept."""
         if self._path is None:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        with self._naming():
-            check_exposure(self._host, [*self._keys, *file.keys])
-        plans = {}
+        check_exposure(self._host, [*self._keys, *file.keys])
+        policies: dict[str, ServedPolicy] = {}
         for name, policy in file.policies.items():
             with self._naming(name):
-                preset, settings = self._line.settings(policy)
-                mode = policy.mode or self._line.mode
-                if policy.shadow == name:
-                    raise InputError("shadow: is this policy itself; name another one")
-                if policy.shadow is not None and mode == "monitor":
-                    raise InputError("shadow: needs mode enforce; monitor mode records by itself")
-            with self._naming(name, "scorer"):
-                measured = self._scorers.load(self._line.spec(policy))
-            share = policy.alter_at_most or self._line.alter_at_most
-            plans[name] = Plan(name, policy, mode, preset, settings, measured, share)
-        return file, plans
-
-    def _build_table(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
-        policies: dict[str, ServedPolicy] = {}
-        for name, plan in plans.items():
-            old = self.table.policies.get(name)
-            if old is not None and old.plan == plan:
-                policies[name] = old
-                continue
-            scorer = plan.scorer
-            with self._naming(name):
-                detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-            scoring = ScoringApi(scorer, plan.settings, self.limits)
-            budget = Budget(name, plan.alter_at_most, self.metrics)
-            policies[name] = ServedPolicy(plan, detox, scoring, budget)
+                policies[name] = self._load(name, policy)
         default = tuple(policies[name] for name in file.default or list(policies)[:1])
         by_key = {
             bytes.fromhex(key.sha256): tuple(policies[name] for name in key.policies)
@@ -501,20 +452,32 @@ class Policies:
             {model: policies[name] for model, name in file.models.items()},
         )
 
-    @contextmanager
-    def _naming(self, *keys: str) -> Iterator[None]:
-        """Raise an error of the block as PolicyError with its policy and field.
+    def _load(self, name: str, policy: Policy) -> ServedPolicy:
+        line = self._line
+        preset, settings = line.settings(policy)
+        mode = policy.mode or line.mode
+        if policy.shadow == name:
+            raise InputError("shadow: is this policy itself; name another one")
+        if policy.shadow is not None and mode == "monitor":
+            raise InputError("shadow: needs mode enforce; monitor mode records by itself")
+        measured = self._scorers.load(line.spec(policy))
+        old = self.table.policies.get(name)
+        if old is not None and old.stated == policy and old.measured is measured:
+            return old
+        budget = Budget(name, policy.alter_at_most or line.alter_at_most, self.metrics)
+        return ServedPolicy(name, policy, mode, preset, settings, measured, budget)
 
-        keys: those of the file that lead to the wrong value, after `policies`.
-        Without a file, the error names an option of the command line, and is raised as it is.
-        """
+    def _start(self, policies: Iterable[ServedPolicy]) -> None:
+        for policy in policies:
+            with self._naming(policy.name):
+                policy.start(self.engine, self.limits)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Name the file and the policy in an error, unless the command line makes the policy."""
         try:
             yield
         except TideError as error:
             if self._path is None:
                 raise
-            field = str(error).partition(":")[0]
-            # Some errors begin with the field.
-            dot = "." if len(keys) == 1 and field in Policy.model_fields else ": "
-            where = f"policies.{'.'.join(keys)}{dot}" if keys else ""
-            raise PolicyError(self._path, f"{where}{error}") from None
+            raise InputError(f"--policies {self._path}: policies.{name}: {error}") from None
