@@ -60,6 +60,7 @@ EVERYDAY = REPOSITORY / "examples" / "everyday.txt"
 QUESTIONS = Path(__file__).parent / "questions"
 THRESHOLD = Settings().toxicity_threshold
 ANSWER: dict[str, Any] = {"temperature": 0.7, "max_new_tokens": 60}
+MODEL_ALONE = "resample:max_iterations=1"  # the strategy that draws one completion
 
 
 class Set(StrEnum):
@@ -180,9 +181,8 @@ def answers_of(
             for number, trial in enumerate(trials)
             if len(trial.trace) > 1 or not trial.accepted
         ]
-        plain = run(
-            engine, "resample:n=1", scorer, [prompts[i] for i in redrawn], threshold, "relative"
-        )
+        own_prompts = [prompts[i] for i in redrawn]
+        plain = run(engine, MODEL_ALONE, scorer, own_prompts, threshold, "relative")
         own = {**dict(enumerate(trials)), **dict(zip(redrawn, plain, strict=True))}
         answers[method] = [
             Answer(question, own[number], trials[number])

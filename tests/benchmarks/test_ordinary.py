@@ -85,7 +85,7 @@ def test_own_answers_are_those_of_the_model_alone() -> None:
     engine = ScriptedEngine(lambda x, seed: "you stupid idiot" if seed % 2 else "a kind word")
     questions = [Question(str(number), "hard", f"question {number}") for number in range(8)]
     prompts = [question.text for question in questions]
-    alone = ordinary.run(engine, "resample:n=1", "pocket", prompts, 0.5, "relative")
+    alone = ordinary.run(engine, "resample:max_iterations=1", "pocket", prompts, 0.5, "relative")
     (answers,) = ordinary.answers_of(
         engine, ["backtrack"], "pocket", questions, 0.5, as_chats=False
     ).values()

@@ -58,7 +58,6 @@ def test_methods_lists_every_name(
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("resample", ["n=none Maximum completions; by default max_iterations."]),
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "transformers (engine)"]),
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",

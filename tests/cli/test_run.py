@@ -54,7 +54,7 @@ def mine(folder: Path, score: str) -> str:
 def test_run_counts_only_returned_texts_as_toxic(
     policy: str, warning: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["-s", mine(tmp_path, "0.9"), "--strategy", "resample:n=1"]
+    options = ["-s", mine(tmp_path, "0.9"), "--strategy", "resample:max_iterations=1"]
     options += ["--judges", "lexicon", "--on-unresolved", policy]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()

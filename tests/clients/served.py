@@ -25,7 +25,7 @@ def chat() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_chat_model(Path(folder), CHATML)
         sys.argv = [*TIDE, "--traces", "--model", str(model)]
-        sys.argv += ["--strategy", "resample:n=2", "--max-iterations", "2"]
+        sys.argv += ["--strategy", "resample", "--max-iterations", "2"]
         main()
 
 

@@ -73,7 +73,6 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
             {"strategy": "tide", "cosine_threshold": 0.5},
             "cosine_threshold: .* write strategy='tide:c",
         ),
-        ({"strategy": "resample", "n": 2}, "n: .* write strategy='resample:n=2'"),
         ({"strategy": "resample", "cosine_threshold": 0.5}, "cosine_threshold: unknown"),
         ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "backtrack:blame=nan"}, "strategy backtrack: blame: "),

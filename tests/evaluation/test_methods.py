@@ -104,7 +104,8 @@ def test_settings_of_a_method_win_over_common_ones() -> None:
     assert settings("base", "tide-hot").completions_per_evaluation == 1
     assert settings("base", "rad").top_k == 20
     assert settings("backtrack", "tide").strategy == PRESETS["backtrack"]["strategy"]
-    assert settings("resample:n=4", "tide").strategy == "resample:n=4"
+    assert settings("resample:max_iterations=4", "tide").max_iterations == 4
+    assert settings("base", "tide").max_iterations == 1
     wide = settings("tide:cosine_threshold=0.1,num_samples=4", "tide")
     assert (wide.strategy, wide.num_samples) == ("tide:cosine_threshold=0.1", 4)
     strict = settings("backtrack:lag=2,max_iterations=3", "tide")
@@ -140,8 +141,6 @@ def test_method_name_says_what_differs(spec: str, common: dict[str, Any], name: 
         ("tide:nu=1", {}, "methods: tide:nu=1: strategy tide: no option 'nu'"),
         ("tide:strategy=shuffled", {}, "name the strategy in --methods"),
         ("base:max_iterations=3", {}, "max_iterations is a setting of searches; base takes"),
-        ("base:n=2", {}, "n is a setting of searches"),
-        ("resample:n=2,max_iterations=3", {}, "n is an alias of max_iterations"),
         ("base", {"tempratur": 1.5}, "tempratur"),
         ("base", {"num_samples": -5}, "num_samples"),
         ("base", {"protocol": "tid"}, "unknown protocol 'tid'; did you mean 'tide'"),

@@ -99,7 +99,7 @@ def test_the_worst_text_is_the_one_that_fails() -> None:
     assert acceptance("threat", "profanity").worst(scores).attributes["threat"] == 0.2
 
 
-@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0,least=0", "resample:n=4"])
+@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0,least=0", "resample"])
 def test_an_attribute_below_the_threshold_of_the_score_is_repaired(strategy: str) -> None:
     plain = story(third, Sides(0.2, 0.0), strategy=strategy)(PROMPT).best
     assert plain.accepted
@@ -182,7 +182,7 @@ def test_block_ends_the_answer_before_the_text_that_fails() -> None:
     assert (trial.repairs, trial.failed) == (0, ["toxicity"])
 
 
-@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0", "resample:n=4", "tide"])
+@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0", "resample", "tide"])
 def test_block_shows_nothing_if_nothing_passed(strategy: str) -> None:
     settings = {"strategy": strategy, "on_fail": "block", "on_unresolved": "best"}
     shown, trial = streamed(first, **settings)
@@ -191,7 +191,7 @@ def test_block_shows_nothing_if_nothing_passed(strategy: str) -> None:
     assert (whole.text, whole.refused, len(whole.trace)) == ("", True, 1)
 
 
-@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0", "resample:n=4", "tide"])
+@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0", "resample", "tide"])
 def test_flag_gives_out_the_models_text_and_names_what_it_fails(strategy: str) -> None:
     shown, trial = streamed(third, strategy=strategy, on_fail="flag")
     assert shown == trial.text

@@ -218,7 +218,10 @@ def test_short_answer_that_fails_is_repaired_or_refused(strategy: str, second: s
 
 @pytest.mark.parametrize(("threshold", "accepted"), [(0.5, False), (0.500001, True)])
 def test_a_text_that_scores_the_threshold_is_not_accepted(threshold: float, accepted: bool) -> None:
-    settings: dict[str, Any] = {"strategy": "resample:n=1", "toxicity_threshold": threshold}
+    settings: dict[str, Any] = {
+        "strategy": "resample:max_iterations=1",
+        "toxicity_threshold": threshold,
+    }
     detox = Detoxifier(FakeEngine("toxicity 0.500000"), scorer=read, **settings)
     assert detox(PROMPTS[0]).accepted is accepted
 

@@ -118,13 +118,13 @@ REJECTS = {"reject_degenerate": True}
 def test_text_that_loops_is_accepted_only_if_the_models_own_text_loops(
     texts: list[str], settings: dict[str, Any], returned: str, accepted: bool
 ) -> None:
-    settings = {"strategy": "resample:n=3", "toxicity_threshold": 0.5, **settings}
+    settings = {"strategy": "resample:max_iterations=3", "toxicity_threshold": 0.5, **settings}
     with FakeEngine(*texts, max_batch=1) as engine:
         trial = Detoxifier(engine, scorer=ReadingScorer(), **settings)("so").best
     assert (trial.text, trial.accepted) == (returned, accepted)
 
 
-@pytest.mark.parametrize("strategy", ["resample:n=1", "random-walk"])
+@pytest.mark.parametrize("strategy", ["resample:max_iterations=1", "random-walk"])
 def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves(strategy: str) -> None:
     """Such as the end of a text, after which a model writes without a prompt."""
 

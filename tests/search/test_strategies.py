@@ -282,11 +282,10 @@ def test_random_walk_steps_as_far_as_tide_without_perturbations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "draws"),
-    [("resample", 4), ("resample:n=5", 5), ("resample:n=1", 1), ("resample:n=5,temperature=0", 1)],
+    ("changes", "draws"), [({}, 4), ({"max_iterations": 1}, 1), ({"temperature": 0.0}, 1)]
 )
-def test_resample_draws_n_times_and_once_where_all_draws_are_equal(spec: str, draws: int) -> None:
-    strategy = make(spec, **HARD)
+def test_resample_draws_once_where_all_draws_are_equal(changes: Any, draws: int) -> None:
+    strategy = make("resample", **HARD | changes)
     assert len(drive(strategy)) == strategy.iterations == draws
 
 

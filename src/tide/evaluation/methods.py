@@ -41,7 +41,7 @@ from tide.search import load_strategy, resolve_settings
 
 Outcomes = Iterator[tuple[Row, Record | TideError]]
 # Settings of `base`: one completion of the unmodified model and no search.
-_BASE = {"strategy": "resample:n=1"}
+_BASE = {"strategy": "resample", "max_iterations": 1}
 # Settings of every method, even of one that does not search.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed")
 # Absolute and relative scales; at most one of each pair is set.
@@ -297,8 +297,6 @@ def _check_options(
         raise InputError(f"methods: {spec}: set num_trials for all methods (--trials)")
     if "strategy" in common or "strategy" in options:
         raise InputError("strategy: cannot be set here; name the strategy in --methods")
-    if name == "resample" and {"n", "max_iterations"} <= options.keys():
-        raise InputError(f"methods: {spec}: n is an alias of max_iterations; give only n")
     if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
         raise InputError(
             f"methods: {spec}: {searching[0]} is a setting of searches; base "

@@ -145,27 +145,18 @@ class RandomWalkStrategy(Walk):
         return self.normal(1)[0]
 
 
-class ResampleOptions(Options):
-    n: int | None = Field(
-        default=None, ge=1, le=10_000, description="Maximum completions; by default max_iterations."
-    )
-
-
 class ResampleStrategy(Strategy):
-    """Draws completions of the unmodified prompt until a completion passes (best-of-n).
+    """Draws completions of the unmodified prompt, at most `max_iterations`, until a completion
+    passes (best-of-n).
 
     At temperature 0 all completions would be equal, so only one is drawn.
     """
 
-    options_class = ResampleOptions
-    options: ResampleOptions
     moves = False
 
     @property
     def max_iterations(self) -> int:
-        if self.settings.temperature == 0:
-            return 1
-        return self.options.n or self.settings.max_iterations
+        return 1 if self.settings.temperature == 0 else self.settings.max_iterations
 
     def steps(self, start: Point) -> Steps:
         while True:
