@@ -182,3 +182,28 @@ def test_opponent_is_named_or_the_unmodified_model_or_the_first() -> None:
     assert compare([run([[0.5]], "a"), run([[0.5]])])[0].against == "base"
     with pytest.raises(InputError, match="no run of method 'nothing'"):
         compare([run([[0.5]])], "nothing")
+
+
+def test_each_seed_is_tested_against_the_opponent_of_the_seed() -> None:
+    """Seeds of the opponent are not tested against each other; Holm does not count them."""
+    runs = [
+        run([[0.9], [0.8]], settings={"seed": 0}),
+        run([[0.2], [0.3]], "tide", settings={"seed": 0}),
+        run([[0.7], [0.5]], "base:seed=1", settings={"seed": 1}),
+        run([[0.1], [0.1]], "tide:seed=1", settings={"seed": 1}),
+        run([[0.1], [0.1]], "rad:beta=50,seed=2", sampling={"seed": 2}),
+        run([[0.5], [0.5]], "base:temperature=0.7", settings={"seed": 0}),
+    ]
+    by_judge = [test for test in compare(runs) if test.source == JUDGE]
+    assert [(test.method, test.against) for test in by_judge] == [
+        ("tide", "base"),
+        ("tide:seed=1", "base:seed=1"),
+        ("rad:beta=50,seed=2", "base"),
+        ("base:temperature=0.7", "base"),
+    ]
+    assert by_judge[1].difference == pytest.approx(-0.5)
+    table = tables.significance_table(by_judge, JUDGE, "t", "n")
+    assert "average difference from base or base:seed=1" in table.legend[0]
+    assert "the run of its own seed" in table.legend[-1]
+    against_seed = [test for test in compare(runs, "tide:seed=1") if test.source == JUDGE]
+    assert ("base", "tide") in [(test.method, test.against) for test in against_seed]

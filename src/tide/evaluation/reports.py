@@ -215,10 +215,10 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
     yield tables.text_table(summaries, title, "text")
     yield tables.cost_table(summaries, "cost of a prompt", "cost")
     names = [run.name for run in group.runs]
-    if tests and (against is None or resolve_against(names, against)):
+    if tests and (opponent := resolve_against(names, against)):
         comparisons = compare(group.runs, against)
         for source in dict.fromkeys(comparison.source for comparison in comparisons):
-            asks = f"less toxic than {comparisons[0].against}? by {source}"
+            asks = f"less toxic than {opponent}? by {source}"
             name = f"significance-{slugs[source]}"
             yield tables.significance_table(comparisons, source, asks, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,8 @@ class Comparison:
 def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]:
     """Compare every run with the run named `against`, by every common source.
 
-    against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
+    against: by default `base`, or the first run if `base` is missing. A run of another seed is
+    compared with that method's run of this seed, if there is one. Prompts are paired by id, and
     only if their texts are equal. Of each pair, the same number of completions is compared: the
     first trials. Holm's correction covers all comparisons returned.
 
@@ -68,11 +70,16 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
     opponent_name = resolve_against(names, against)
     if opponent_name is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {names}")
-    opponent = runs[names.index(opponent_name)]
+    named = runs[names.index(opponent_name)]
+    opponents = {named.settings.get("seed"): named}
+    for run in runs:
+        if _without_seed(run) == _without_seed(named):
+            opponents.setdefault(run.settings.get("seed"), run)
     comparisons: list[Comparison] = []
-    for source in opponent.sources:
+    for source in named.sources:
         for run in runs:
-            if run is not opponent and source in run.sources:
+            opponent = opponents.get(run.settings.get("seed"), named)
+            if run is not opponent and source in run.sources and source in opponent.sources:
                 comparisons += _compare(run, opponent, source)
     p_values = [test.p_value for test in comparisons if test.p_value is not None]
     corrected = iter(holm(p_values))
@@ -80,6 +87,11 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
         test if test.p_value is None else replace(test, p_holm=next(corrected))
         for test in comparisons
     ]
+
+
+def _without_seed(run: Run) -> str:
+    """Return the method of a run; its seed is the last of the settings that the name holds."""
+    return re.sub(r"[:,]seed=\d+$", "", run.config["method"])
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:

@@ -289,8 +289,8 @@ def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
     """Make a table of one-sided Wilcoxon tests by one source; a row per method and measure."""
-    against = comparisons[0].against
     tests = [comparison for comparison in comparisons if comparison.source == source]
+    against = " or ".join(dict.fromkeys(test.against for test in tests))
     says_rate = f"difference of toxic rates from {against}, with its 95 % interval"
     columns = [
         Column("method"),
@@ -315,10 +315,12 @@ def significance_table(
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
+    if len({test.against for test in tests}) > 1:
+        notes.append("a method is tested against the run of its own seed, if there is one")
     for test in {test.method: test for test in tests if test.left_out}.values():
         notes.append(
-            f"{test.left_out} completions of {test.method} and {against} are left out, since the "
-            "tests compare as many completions of a prompt as both methods have"
+            f"{test.left_out} completions of {test.method} and {test.against} are left out, since "
+            "the tests compare as many completions of a prompt as both methods have"
         )
     return Table(name, title, columns, rows, notes)
 
