@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +267,23 @@ def test_exchange_is_toxic_by_what_it_answers() -> None:
     # A prompt without an answer is read as a text.
     scores = exchange.score([Exchange(insult, ""), Exchange("", insult), Exchange(FRIENDLY, "")])
     assert scores[0] == scores[1] > 0.5 > scores[2]
+
+
+# Loads a scorer, and ends a fork of the process normally.
+FORKS = """
+import os, sys
+from tide.scorers import load_scorer
+load_scorer("sentence").score(["A kind text."])
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_onnxruntime_sends_nothing_and_lets_forks_end(tmp_path: Path) -> None:
+    unset = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    environment = kept | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", FORKS], env=environment, check=True, timeout=120)
+    assert list(tmp_path.iterdir()) == []  # no id of this machine

@@ -6,13 +6,13 @@ writes: an ONNX graph, run by onnxruntime, whose metadata holds the wordpieces a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import onnxruntime
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -24,6 +24,11 @@ from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings
 from tide.scorers.languages import language_of
 from tide.scorers.pocket import digest, normalize, sigmoid
+
+# Else it keeps an id of this machine in the home folder, and sends it with what it runs to
+# Microsoft, by a thread for which a forked process would wait for ever.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime
 
 _LOG = logger(__name__)
 
