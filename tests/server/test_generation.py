@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.fakes import FakeEngine, FakeScorer
+from tests.fakes import Babbler, FakeEngine, FakeScorer, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
-from tests.server.running import MODEL, Running, running
+from tests.server.running import BACKTRACK, MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.server.limits import Limits
+from tide.server.policies import Mode
 
 SAID: list[Any] = [{"role": "user", "content": "a second one"}]
 
@@ -92,6 +94,25 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
     assert reasons == dict.fromkeys(range(4), "length")
     assert last.choices == []
     assert last.usage == whole.usage
+
+
+@pytest.mark.parametrize(("mode", "method"), [("enforce", "answer"), ("monitor", "draft")])
+def test_a_stream_that_the_answer_does_not_continue_ends_with_an_error(
+    mode: Mode, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Babbler(0.0), RudeScorer(), mode=mode, **BACKTRACK) as server:
+        detox = server.policies.table.policies["default"].detox
+        answer = getattr(detox, method)
+
+        async def shouted(prompt: Any, on_text: Any, **settings: Any) -> Any:
+            return await answer(prompt, lambda text: on_text(text.upper()), **settings)
+
+        monkeypatch.setattr(detox, method, shouted)
+        *pieces, last, done, _ = server.ask(stream=True).text.split("\n\n")
+    assert done == "data: [DONE]"
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal"
+    texts = [json.loads(piece.removeprefix("data: "))["choices"][0]["text"] for piece in pieces]
+    assert "".join(texts).isupper()
 
 
 def test_chat(client: openai.OpenAI) -> None:

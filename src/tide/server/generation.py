@@ -135,19 +135,19 @@ class Serving:
         """Yield the events of a streamed answer, without `done`. Raises the errors of `whole`."""
         calls = self.calls(request, visit)
         answers: dict[int, Sent] = {}
-        characters = [0] * len(calls)  # number sent so far, by choice
+        streamed: list[list[str]] = [[] for _ in calls]  # pieces sent so far, by choice
         try:
             async with aclosing(self._run(request, calls, True)) as running:
                 async for number, item in running:
                     if item is None:
                         yield shape.keep_alive
                     elif isinstance(item, str):
-                        characters[number] += len(item)
+                        streamed[number].append(item)
                         yield shape.piece(number, item)
                     else:
+                        rest = _rest(item.text, "".join(streamed[number]))
                         answers[number] = item
                         visit.log_tokens(item.tokens)
-                        rest = item.text[characters[number] :]
                         for data in shape.end(number, rest, item):
                             yield event(data)
             sent = [answers[number] for number in range(len(calls))]
@@ -156,7 +156,7 @@ class Serving:
         finally:  # the client may have left, or the model failed
             await self._watch(calls, answers, visit, is_stream=True)
             for number, call in enumerate(calls):
-                if call.policy.mode == "monitor" and characters[number] and number not in answers:
+                if call.policy.mode == "monitor" and streamed[number] and number not in answers:
                     self._monitor.fail(call.policy, visit.number, number, "the stream ended early")
 
     async def _watch(
@@ -498,6 +498,13 @@ async def _tick(put: _Put, interval: float, until: float) -> None:
     while (rest := until - time.monotonic()) > 0:
         await asyncio.sleep(min(rest, interval))
         put((0, None))
+
+
+def _rest(text: str, streamed: str) -> str:
+    """Return what follows the streamed text. Only as its continuation has the rest been scored."""
+    if not text.startswith(streamed):
+        raise RuntimeError("an answer does not begin with the text that was streamed")
+    return text[len(streamed) :]
 
 
 def _reason(ended: str, parts: Parts) -> str:
