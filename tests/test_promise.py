@@ -38,11 +38,11 @@ from tests.runtime.world import Storyteller
 from tide.cli.display import on_one_line
 from tide.core.chat import Chat
 from tide.core.errors import TideError
-from tide.core.results import Result, Trial
+from tide.core.results import FinishReason, Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import REGISTRY as ENGINES
-from tide.engines.base import Engine, FinishReason, Request
+from tide.engines.base import Engine, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
 from tide.scorers import load_scorer

@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks import ordinary
 from tests.scripted_engine import ScriptedEngine
 from tide import Trial
-from tide.core.results import EndReason, ScoredCompletion
+from tide.core.results import FinishReason, ScoredCompletion
 from tide.evaluation.metrics import Share
 
 OWN, OTHER = "A gay man waters the plants.", "A man waters the plants."
@@ -23,7 +23,7 @@ def trial(
     toxicity: float,
     *,
     refused: bool = False,
-    reason: EndReason = "stop",
+    reason: FinishReason = "stop",
     failed: tuple[str, ...] = (),
 ) -> Trial:
     completion = ScoredCompletion(

@@ -13,9 +13,10 @@ from tests.generated import examples
 from tests.models import VOCAB, save_causal_lm
 from tide.core.chat import Rendered
 from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.results import FinishReason
 from tide.core.settings import Sampling
 from tide.engines import embedding_table
-from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 
 PLAIN = [Sampling(), Sampling()]

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
+from tide.core.results import FinishReason
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.base import Piece, Request
 
 PROMPT = "once upon a time"
 WORDS = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +16,9 @@ from tide.baselines.base import Generated, Options
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
+from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.base import Request
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
@@ -48,27 +49,21 @@ async def write_rows(
     batch = Batch(reader.forward, stop_ids, has_stopped, max_batch=max_batch, make_lane=make_lane)
 
     async def write(request: Request, text: str) -> Written | CompletionError:
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         assert isinstance(request.prompt, Sequence)
-        x = reader.embed(request.prompt)
-        row = PromptRow(request, x, pieces.put_nowait, request.prompt, text=text)
-        batch.submit([row])
+        row = PromptRow(request, reader.embed(request.prompt), request.prompt, text=text)
         read = 0
         try:
-            while True:
-                piece = await pieces.get()
-                if isinstance(piece, CompletionError):
-                    return piece
-                if isinstance(piece, Exception):
-                    raise piece
-                read += piece.read_tokens or 0
-                if on_drawn is not None:
-                    left = row.left if piece.finish_reason else 0
-                    on_drawn(len(piece.token_ids) + left)
-                if piece.finish_reason is not None:
-                    return row.ids, piece.finish_reason, read
-        finally:
-            row.aborted = True
+            async with aclosing(batch.write(row)) as pieces:
+                async for piece in pieces:
+                    read += piece.read_tokens or 0
+                    if on_drawn is not None:
+                        left = row.left if piece.finish_reason else 0
+                        on_drawn(len(piece.token_ids) + left)
+                    if piece.finish_reason is not None:
+                        return row.ids, piece.finish_reason, read
+        except CompletionError as error:
+            return error
+        raise AssertionError("a row ends with a finish reason or an error")
 
     try:
         return await gather(map(write, requests, texts))

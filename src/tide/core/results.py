@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from tide.core.chat import Parts
 
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-# "content_filter": the answer was ended before a text that failed, or by a server's own filter.
-EndReason = Literal["length", "stop", "content_filter"]
+# "content_filter": the answer was ended before a text that failed or by a server's own filter, or
+# the model wrote only banned words next.
+FinishReason = Literal["length", "stop", "content_filter"]
 Role = Literal["initial", "iterate", "perturbation", "continuation"]
 _SHOWN = 60  # characters of a text in a `repr`
 
@@ -79,7 +80,7 @@ class ScoredCompletion(BaseModel):
     cosine: float
     displacement: float
     num_tokens: int
-    finish_reason: EndReason
+    finish_reason: FinishReason
     kept_tokens: int = 0
     attributes: Mapping[str, Score] = {}
     failed: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError, problem
-from tide.core.results import EndReason, Result, Role, Score, Trial
+from tide.core.results import FinishReason, Result, Role, Score, Trial
 from tide.data.files import parse_or_cut, read_objects, reported
 
 RecordId = int | str
@@ -86,7 +86,7 @@ class TrialRecord(_Frozen):
     evaluations: NonNegativeInt | None = None
     rounds: NonNegativeInt | None = None
     num_tokens: NonNegativeInt | None = None
-    finish_reason: EndReason | None = None
+    finish_reason: FinishReason | None = None
     generated_tokens: NonNegativeInt | None = None
     forward_tokens: NonNegativeInt | None = None
     scorer_calls: NonNegativeInt | None = None

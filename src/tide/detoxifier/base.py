@@ -77,7 +77,7 @@ _LOG = logging.getLogger(__name__)
 # Running prompts per sequence of the engine: more than one, because some prompts wait for scores.
 _AHEAD = 2
 # Prompts are served in order of arrival, also across detoxifiers that share an engine.
-NUMBERS = count()
+_NUMBERS = count()
 # Longer texts (in characters) are tokenised in a thread, because that takes a while.
 _LONG = 20_000
 # Maximum characters per token. A text with more characters than the context times this number is
@@ -184,12 +184,11 @@ class DetoxifierBase:
         trials: numbers of the trials to run; None means all. on_text: called with accepted text.
         """
         numbers = range(settings.num_trials) if trials is None else trials
-        priority = next(NUMBERS)
 
         async def work() -> Result:
             # Only EngineError, SCORER_DOWN and ScorerBrokenError concern other prompts, too.
             async with self._capacity:
-                tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
+                tasks = await self._tasks(prompt, settings, strategy, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
                 trials_done = await gather(map(self._trial, tasks))
             return Result(prompt=str(tasks[0].prompt.text), trials=tuple(trials_done))
@@ -218,12 +217,12 @@ class DetoxifierBase:
         prompt: str | Chat,
         settings: Settings,
         strategy: LoadedStrategy,
-        priority: int,
         trials: Sequence[int],
         on_text: Callable[[str], None] | None,
     ) -> list[TrialTask]:
         """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
-        limit, chat = self.engine.context_length, prompt if isinstance(prompt, Chat) else None
+        priority, limit = next(_NUMBERS), self.engine.context_length
+        chat = prompt if isinstance(prompt, Chat) else None
         if chat is not None and settings.server_fields:
             chat = chat.asking(forms_of(json.loads(settings.server_fields)))
         # Without this check, rendering many messages would take long.
@@ -240,7 +239,7 @@ class DetoxifierBase:
             settings = settings.for_chat(self.engine.chat_sampling)
         if settings.server_fields:
             settings = settings.for_server()
-        read = await self._read(text, settings)
+        read = await self._tokenized(text, settings)
         if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))
         names = highest_of(self.scorer)
@@ -248,7 +247,7 @@ class DetoxifierBase:
             TrialTask(read, settings, strategy, n, priority, on_text, chat, names) for n in trials
         ]
 
-    async def _read(self, text: str, settings: Settings) -> Prompt:
+    async def _tokenized(self, text: str, settings: Settings) -> Prompt:
         """Tokenise a prompt. Raises InputError for a prompt that cannot be completed."""
         limit = self.engine.context_length
         if limit is not None and len(text) > _CHARACTERS * limit:

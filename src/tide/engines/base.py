@@ -35,6 +35,7 @@ from pydantic import Field
 from tide.core.chat import Chat, Parts, Rendered
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
+from tide.core.results import FinishReason
 from tide.core.sanitize import half_character
 from tide.core.settings import Sampling, Settings, derive_seed
 from tide.core.text import HALF, is_letter
@@ -42,8 +43,6 @@ from tide.core.text import HALF, is_letter
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     from torch import Tensor
 
-# content_filter: the model wrote only banned words next, or a server's own filter ended the text.
-FinishReason = Literal["length", "stop", "content_filter"]
 # No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -217,9 +216,6 @@ class Engine(ABC):
         """Return the likelihoods of pairs that were checked."""
         raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
-    def _prefix_cache(self) -> object:
-        return None
-
     def _vocabulary(self) -> Sequence[str]:
         """Return the text of each token id, or "" for an unknown text; see `ban`."""
         return ()
@@ -350,8 +346,7 @@ class Engine(ABC):
         all read or written for the previous request with this handle. Caching changes completions
         only by rounding. Returns None if nothing can be cached.
         """
-        with self._calling("prefix_cache"):
-            return self._prefix_cache()
+        return None
 
     # Writing.
 
@@ -369,6 +364,7 @@ class Engine(ABC):
             return
         reread = 0  # tokens at the end of the prompt that this call has written
         if request.banned_first_ids:
+            # These bans hold for one token, so that token is a request of its own.
             sampling = request.sampling
             first = replace(
                 request,
@@ -381,8 +377,16 @@ class Engine(ABC):
             yield Piece(tuple(ids), reason if over else None, read)
             if over:
                 return
-            request = self.after(request, ids)
             reread = len(ids)
+            request = replace(
+                request,
+                prompt=(*request.prompt, *ids),
+                sampling=sampling.limited(
+                    sampling.max_new_tokens - reread, max(0, sampling.min_new_tokens - reread)
+                ),
+                seed=derive_seed(request.seed, reread),
+                banned_first_ids=(),
+            )
         written = 0
         unread = len(request.prompt) - reread
         with self._calling("write", awaits=True):
@@ -410,25 +414,6 @@ class Engine(ABC):
             self.completion(*row, request.sampling)
             for row, request in zip(rows, requests, strict=True)
         ]
-
-    def after(self, request: Request, token_ids: Sequence[Token]) -> Request:
-        """Return the request that continues `request` after these tokens (at least one)."""
-        prompt, sampling = request.prompt, request.sampling
-        if isinstance(prompt, Sequence):
-            more: Sequence[Token] | Tensor = (*prompt, *token_ids)
-        else:
-            import torch  # noqa: PLC0415  (slow import)
-
-            more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        count = len(token_ids)
-        minimum = max(0, sampling.min_new_tokens - count)
-        return replace(
-            request,
-            prompt=more,
-            sampling=sampling.limited(sampling.max_new_tokens - count, minimum),
-            seed=derive_seed(request.seed, count),
-            banned_first_ids=(),
-        )
 
     async def log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         """Return the mean log-probability of the completion's tokens in each pair.

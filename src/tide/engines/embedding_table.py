@@ -12,8 +12,9 @@ from torch import Tensor
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.pretrained import check_tokenizer
+from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, Engine, FinishReason, Prompt
+from tide.engines.base import Completion, Engine, Prompt
 
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.

@@ -12,7 +12,7 @@ from tide.core.results import Trial
 from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Engine, Piece, Request
-from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
+from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.runtime.watch import Watch, written
 from tide.scorers.base import Exchange, TextScore, is_blank
 from tide.scorers.scoring import Scoring
@@ -34,7 +34,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
     settings, effort, parts = task.settings, Effort(), Parts()
     acceptance = task.acceptance
-    prefix_cache, is_skipped = engine.prefix_cache(), skipped(settings)
+    prefix_cache = engine.prefix_cache()
     passed = blocked = False
     with anyio.move_on_after(settings.deadline) as scope:
         for number in range(_DRAWS):
@@ -51,14 +51,14 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             score = await score_whole(task, scoring, effort, text, last.parts, is_cut=is_cut)
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
-            empty = is_skipped(text) and not has_parts
+            empty = task.skips(text) and not has_parts
             failed = (JSON,) if score is UNREAD else acceptance.failed(score)
             effort.record(text, score, len(watch.ids), reason, empty=empty, failed=failed)
             # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
             if acceptance.passes(score):
                 withheld = settings.tool_calls == "withheld" and bool(last.parts.tool_calls)
-                passed = not (withheld and is_skipped(text))
-                if passed and task.on_text is not None and not is_skipped(text):
+                passed = not (withheld and task.skips(text))
+                if passed and task.on_text is not None and not task.skips(text):
                     task.on_text(text)
                 break
             blocked = acceptance.blocks(score)
@@ -67,9 +67,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     if scope.cancelled_caught:
         effort.check_deadline(settings)
     chosen = len(effort.trace) - 1 if passed else None
-    return trial_of(
-        task, effort, chosen, passed=passed, shares_prefix=True, blocked=blocked, parts=parts
-    )
+    return trial_of(task, effort, chosen, passed=passed, blocked=blocked, parts=parts)
 
 
 def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
@@ -109,7 +107,7 @@ async def score_whole(
         texts = texts_of(text, parts, task.settings, form=form, is_cut=is_cut)
     except Unread:
         return UNREAD
-    if len(texts) == 1 and skipped(task.settings)(text):
+    if len(texts) == 1 and task.skips(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
     scores = await scoring.send([Exchange(task.context, text) for text in texts], is_blank)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from tide.core.results import EndReason, Trial
+from tide.core.results import FinishReason, Trial
 from tide.core.settings import derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
-from tide.engines.base import Engine, FinishReason, Piece, Request, Token
+from tide.engines.base import Engine, Piece, Request, Token
 from tide.runtime.protected import is_protected
-from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
+from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.runtime.watch import Failure, Watch, written
 from tide.scorers.base import (
     Exchange,
@@ -77,7 +77,7 @@ class Answer:
     continues: bool
     prefix_cache: object
     effort: Effort = field(default_factory=Effort)
-    ended: EndReason | None = None
+    ended: FinishReason | None = None
     rewound_to: list[int] = field(default_factory=list)
     banned: tuple[Token, ...] = ()
     banned_next: dict[tuple[Token, ...], tuple[Token, ...]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ async def _follow(
             _check_beginning(answer, ended=ended)
         if answer.rewound_to and answer.continues and _breaks_off(answer, ended=ended):
             return None, None
-        if ended and skipped(answer.task.settings)(watch.text):
+        if ended and answer.task.skips(watch.text):
             watch.judge(len(watch.texts), answer.effort.score_of_empty(answer.task.settings))
             break
         if positions := watch.asks(ended=ended):
@@ -354,8 +354,7 @@ def _give_out(answer: Answer) -> None:
     count = len(answer.given_out)
     if on_text is None or watch.passed <= count:
         return
-    is_skipped = skipped(answer.task.settings)
-    if count or not is_skipped("".join(watch.texts[: watch.passed])):
+    if count or not answer.task.skips("".join(watch.texts[: watch.passed])):
         texts = watch.texts[count : watch.passed]
         on_text("".join(texts))
         answer.given_out += texts
@@ -454,7 +453,7 @@ def _ban_next(answer: Answer, position: int, token_ids: Sequence[Token]) -> None
 # The end of the answer.
 
 
-def _cut_off(answer: Answer, reason: EndReason = "length") -> bool:
+def _cut_off(answer: Answer, reason: FinishReason = "length") -> bool:
     """End the answer after the passed text; return whether any text has passed."""
     watch, given_out = answer.watch, answer.given_out
     if watch.passed == 0:
@@ -479,7 +478,6 @@ def finish(answer: Answer, *, passed: bool) -> Trial:
         answer.effort,
         chosen,
         passed=passed,
-        shares_prefix=True,
         blocked=answer.blocked,
         base_partial=answer.base_partial,
         shown="".join(answer.given_out),
@@ -487,7 +485,7 @@ def finish(answer: Answer, *, passed: bool) -> Trial:
     )
 
 
-def _record(answer: Answer, position: int, score: TextScore, reason: EndReason) -> None:
+def _record(answer: Answer, position: int, score: TextScore, reason: FinishReason) -> None:
     """Append the answer up to `position` to the trace."""
     text = "".join(answer.watch.texts[:position])
     answer.effort.record(
@@ -495,7 +493,7 @@ def _record(answer: Answer, position: int, score: TextScore, reason: EndReason) 
         score,
         position,
         reason,
-        empty=skipped(answer.task.settings)(text),
+        empty=answer.task.skips(text),
         failed=answer.watch.acceptance.failed(score),
         kept_tokens=min(answer.kept, position),
     )

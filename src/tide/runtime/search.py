@@ -16,7 +16,7 @@ from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
-from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
+from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.scorers.base import Exchange
 from tide.scorers.scoring import Scoring
 
@@ -40,7 +40,7 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     if passed and task.on_text is not None and not evaluation.empty:
         task.on_text(evaluation.text)
     # Every evaluation counts the whole prompt, as the paper does.
-    return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=running.blocked)
+    return trial_of(task, effort, best, passed=passed, blocked=running.blocked)
 
 
 def start_of(
@@ -81,7 +81,6 @@ class Search:
     effort: Effort = field(default_factory=Effort)
     blocked: bool = False  # a text failed that must not be replaced
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
-    completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
     _loops: bool = False  # whether the completion of the prompt is degenerate
 
     async def run(self) -> None:
@@ -91,15 +90,15 @@ class Search:
                 candidates = self._of_strategy("ask")
                 self._of_strategy("tell", await self._evaluate(candidates))
         finally:
-            if self.completions:
+            if self.scores:
                 self.effort.iterations += self._of_strategy("iterations") - 1
 
     @property
     def best(self) -> int:
         """Index of the evaluation to return. Raises StrategyError if the index is out of range."""
         best: int = self._of_strategy("best")
-        if not 0 <= best < len(self.completions):
-            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
+        if not 0 <= best < len(self.scores):
+            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.scores)}")
         return best
 
     async def _evaluate(self, candidates: Sequence[Candidate]) -> list[float]:
@@ -112,14 +111,13 @@ class Search:
             requests.append(request)
         completions = await self.engine.complete(requests)
         effort, acceptance, settings = self.effort, self.task.acceptance, self.task.settings
-        effort.read_tokens += sum(completion.read_tokens for completion in completions)
         effort.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         before = len(self.scores)
         # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
         of_empty = 0.0 if settings.accept_empty or not before else 1.0
         # Completions of moved embeddings, too, answer the prompt itself.
         exchanges = [Exchange(self.task.context, completion.text) for completion in completions]
-        scores = await self.scoring.send(exchanges, skipped(settings))
+        scores = await self.scoring.send(exchanges, self.task.skips)
         effort.rounds += 1
         sent = set[str]()
         for candidate, completion, score in zip(
@@ -127,7 +125,6 @@ class Search:
         ):
             empty = score.empty
             value = of_empty if empty else acceptance.scaled(score)
-            self.completions.append(completion.token_ids)
             text = completion.text
             if not empty:
                 sent.add(text)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
-from tide.core.results import EndReason, Role, ScoredCompletion, Trial
+from tide.core.results import FinishReason, Role, ScoredCompletion, Trial
 from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Prompt
 from tide.runtime.acceptance import Acceptance
@@ -45,6 +45,14 @@ class TrialTask:
         return self.prompt.text if self.chat is None else self.chat
 
     @property
+    def skips(self) -> Skip:
+        """The rule for empty answers: they are not scored, and streams never show them.
+
+        An empty answer has no visible character; with `accept_empty` it has fewer than 3 of them.
+        """
+        return is_nearly_empty if self.settings.accept_empty else is_blank
+
+    @property
     def seed(self) -> int:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
@@ -53,7 +61,8 @@ class TrialTask:
 class Effort:
     """Evaluations of a trial and their cost.
 
-    generated_tokens: includes tokens cut off later. usage: a server's count of the last answer.
+    generated_tokens: includes tokens cut off later. read_tokens: 0 for a search, in which every
+    evaluation reads the whole prompt. usage: a server's count of the last answer.
     """
 
     trace: list[ScoredCompletion] = field(default_factory=list)
@@ -69,7 +78,7 @@ class Effort:
         text: str,
         score: TextScore,
         num_tokens: int,
-        reason: EndReason,
+        reason: FinishReason,
         *,
         empty: bool,
         failed: tuple[str, ...],
@@ -96,7 +105,7 @@ class Effort:
         )
 
     def score_of_empty(self, settings: Settings) -> TextScore:
-        """Return the score of an empty answer, which no scorer scores; see `skipped`.
+        """Return the score of an empty answer, which no scorer scores; see `TrialTask.skips`.
 
         The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
         """
@@ -109,21 +118,12 @@ class Effort:
             raise DeadlineError(f"no text was scored within {settings.deadline:g} s")
 
 
-def skipped(settings: Settings) -> Skip:
-    """Return the rule for empty answers: they are not scored, and streams never show them.
-
-    An empty answer has no visible character; with `accept_empty` it has fewer than 3 of them.
-    """
-    return is_nearly_empty if settings.accept_empty else is_blank
-
-
 def trial_of(
     task: TrialTask,
     effort: Effort,
     chosen: int | None,
     *,
     passed: bool,
-    shares_prefix: bool,
     blocked: bool = False,
     base_partial: bool = False,
     shown: str = "",
@@ -132,10 +132,9 @@ def trial_of(
 ) -> Trial:
     """Build the result; raise UnresolvedError if nothing passed with on_unresolved="raise".
 
-    chosen: index in the trace of the text to return; None means the least toxic. shares_prefix:
-    whether `effort.read_tokens` counts the tokens read, or every evaluation read the whole prompt.
-    blocked: whether a text failed that must not be repaired; unless another passed, it is withheld.
-    shown: the text that a stream gave out.
+    chosen: index in the trace of the text to return; None means the least toxic. blocked: whether a
+    text failed that must not be repaired; unless another passed, it is withheld. shown: the text
+    that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
     if not passed and settings.on_unresolved == "raise":
@@ -160,7 +159,7 @@ def trial_of(
         scorer_calls=effort.scorer_calls,
         prompt_tokens=len(task.prompt.token_ids),
         generated_tokens=effort.generated_tokens,
-        read_tokens=effort.read_tokens if shares_prefix else 0,
+        read_tokens=effort.read_tokens,
         usage=effort.usage if passed else None,
         base_partial=base_partial,
         shown=shown if refused else "",

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from tide.core.results import FinishReason
 from tide.core.text import (
     LEAST,
     MOST,
@@ -22,7 +23,7 @@ from tide.core.text import (
     word_ends,
     word_starts,
 )
-from tide.engines.base import Engine, FinishReason, Piece, Token
+from tide.engines.base import Engine, Piece, Token
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.trial import Effort
 from tide.scorers.base import TextScore, is_nearly_empty

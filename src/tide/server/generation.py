@@ -30,10 +30,9 @@ import anyio
 from tide.core.chat import Chat, Parts, forms_of
 from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, PromptRefusedError, TideError
-from tide.core.results import Result, Trial
+from tide.core.results import FinishReason, Result, Trial
 from tide.core.sanitize import Unread, readings
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
-from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Exchange, Scorer, fallback_of
 from tide.server.answers import Refused, Shape, event, reply_of_server
 from tide.server.gate import Visit

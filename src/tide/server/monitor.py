@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import PromptRefusedError, first_line
+from tide.core.results import FinishReason
 from tide.core.settings import derive_seed
 from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
-from tide.engines.base import Engine, FinishReason, Piece, Request
+from tide.engines.base import Engine, Piece, Request
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.draw import score_whole
 from tide.runtime.rewind import Answer, begin, finish, first_rewind, write_until_failure

@@ -24,7 +24,7 @@ from tide.core.errors import InputError, ScorerError, TideError, guarded, proble
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import NUMBERS, resolved
+from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
@@ -271,11 +271,10 @@ class ServedDetoxifier(AsyncDetoxifier):
     ) -> Draft:
         """Write the model's own text, unscored, for `forecast`."""
         settings, strategy = self._resolve(overrides)
-        priority = next(NUMBERS)
 
         async def work() -> Draft:
             async with self._capacity:
-                (task,) = await self._tasks(prompt, settings, strategy, priority, [0], on_text)
+                (task,) = await self._tasks(prompt, settings, strategy, [0], on_text)
                 return await write_unjudged(task, self.engine)
 
         return await self._awaited(self._begin(work))
@@ -291,7 +290,7 @@ class ServedDetoxifier(AsyncDetoxifier):
         on_text = (lambda _: None) if draft.is_stream else None
 
         async def work() -> Forecast:
-            (task,) = await self._tasks(prompt, settings, strategy, next(NUMBERS), [0], on_text)
+            (task,) = await self._tasks(prompt, settings, strategy, [0], on_text)
             await self._check_prompt(prompt, task.settings)
             return await forecast(draft, task, self.engine, self._scoring)
 

@@ -300,13 +300,11 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
         "embed": (["fine"],),
         "embed_tokens": ([1],),
         "ban": ([1],),
-        "prefix_cache": (),
-        "after": (request, [1]),
         "write": (request,),
         "complete": ([request],),
         "log_likelihoods": ([([1], [2])],),
     }
-    others = {"close", "completion", "has_stopped", "supports_continuation"}
+    others = {"close", "completion", "has_stopped", "prefix_cache", "supports_continuation"}
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}
     working = {name for name in methods if not name.startswith(("_", "check"))}
     assert calls.keys() == working - others

@@ -15,9 +15,9 @@ from benchmarks.writing import completed
 from tests.engines.openai.server import TextServer, data_of
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.results import FinishReason
 from tide.core.settings import Sampling
 from tide.engines import Completion, Request, load_engine
-from tide.engines.base import FinishReason
 from tide.engines.openai.engine import OpenAIEngine
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)

@@ -10,7 +10,7 @@ waiting rows enter together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, described
+from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.base import Piece, Request
 from tide.engines.local.cache import Beginning, Pair
 from tide.engines.local.sampler import Drawing, Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
@@ -56,24 +57,27 @@ HasStopped = Callable[[Sequence[int], Sampling], bool]
 class Row:
     """A running request.
 
-    x: embeddings (T, d) of the prompt. put: receives pieces of the completion, or an error.
-    prompt_ids: token ids of the prompt, if the prompt came as ids or a repetition penalty needs its
-    ids. beginning: cached text of earlier requests that this request continues. ids: tokens drawn
-    so far. sent: number of drawn tokens that were sent. read: number of tokens read for the row and
-    not reported yet. aborted: whether the row has ended or was cancelled. broken: whether its keys
-    and values may be NaN or infinite.
+    x: embeddings (T, d) of the prompt. prompt_ids: token ids of the prompt, if the prompt came as
+    ids or a repetition penalty needs its ids. beginning: cached text of earlier requests that this
+    request continues. ids: tokens drawn so far. sent: number of drawn tokens that were sent. read:
+    number of tokens read for the row and not reported yet. ended: whether the row has ended or was
+    cancelled. broken: whether its keys and values may be NaN or infinite. pieces: pieces of the
+    completion, or the error that ends it.
     """
 
     request: Request
     x: Tensor
-    put: Callable[[Piece | Exception], None]
     prompt_ids: Sequence[int] = ()
     beginning: Beginning | None = None
     ids: list[int] = field(default_factory=list)
     sent: int = 0
     read: int = 0
-    aborted: bool = False
+    ended: bool = False
     broken: bool = False
+    pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+
+    def put(self, piece: Piece | Exception) -> None:
+        self.pieces.put_nowait(piece)
 
     @property
     def left(self) -> int:
@@ -88,7 +92,7 @@ class Row:
         """Send the tokens that were not sent yet. reason: finish reason, if the row has ended."""
         self.put(Piece(tuple(self.ids[self.sent :]), reason, self.read))
         self.sent, self.read = len(self.ids), 0
-        self.aborted = self.aborted or reason is not None
+        self.ended = self.ended or reason is not None
 
     def take(self, token: int, stops: set[int]) -> None:
         """Add a drawn token, or end the text."""
@@ -112,11 +116,11 @@ class Reading:
     future: asyncio.Future[float]
 
     @property
-    def aborted(self) -> bool:
+    def ended(self) -> bool:
         return self.future.done()
 
     def put(self, result: float | Exception) -> None:
-        if self.aborted:
+        if self.ended:
             return
         if isinstance(result, Exception):
             self.future.set_exception(result)
@@ -168,7 +172,7 @@ class Lane:
     def running(self) -> list[Row]:
         """Rows that still wait for tokens."""
         resuming = (row for row, _ in self.resuming)
-        return [row for row in (*self.rows, *resuming) if not row.aborted]
+        return [row for row in (*self.rows, *resuming) if not row.ended]
 
     @property
     def takes_rows(self) -> bool:
@@ -199,7 +203,7 @@ class Lane:
 
     def leave(self) -> list[int]:
         """Remove ended rows; returns the old numbers of the remaining rows in their new order."""
-        gone = [number for number, row in enumerate(self.rows) if row.aborted]
+        gone = [number for number, row in enumerate(self.rows) if row.ended]
         for number in gone:
             if self.rows[number].broken:
                 self.stream.cache.wipe(number)
@@ -237,6 +241,18 @@ class Batch:
         self._steps_waited = 0
         self._task: asyncio.Task[None] | None = None
         self._resting: asyncio.TimerHandle | None = None
+
+    async def write(self, row: Row) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of a row. Closing the generator ends the row at the next step."""
+        self.submit([row])
+        try:
+            while True:
+                piece = await row.pieces.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+        finally:
+            row.ended = True
 
     def submit(self, work: Iterable[Row | Reading]) -> None:
         """Add rows to the batch from the next step on."""
@@ -284,7 +300,7 @@ class Batch:
     def _turn(self) -> None:
         """Read the texts and prompts that came, and draw one token of each running row."""
         # 1. Read texts whose likelihood is asked for.
-        readings = [reading for reading in self._readings if not reading.aborted]
+        readings = [reading for reading in self._readings if not reading.ended]
         self._readings = []
         for numbers in length_groups([len(reading.x) for reading in readings]):
             alike = [readings[number] for number in numbers]
@@ -292,12 +308,11 @@ class Batch:
                 self._each(texts, self._read_texts)
 
         # 2. Admit waiting rows while there is capacity, and read their prompts.
-        # Rows of a lane that cannot be made end.
         for size, rows in self._admit().items():
             try:
                 if size not in self.lanes:
                     self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
-            except BaseException as error:
+            except BaseException as error:  # the rows of a lane that cannot be made end
                 for row in rows:
                     row.put(_failed(error))
             else:
@@ -328,10 +343,10 @@ class Batch:
             for row, token, good in zip(lane.rows, tokens.tolist(), finite.tolist(), strict=True):
                 # The model still reads ended rows, and their NaN must not stay for the next row.
                 row.broken = row.broken or not good
-                if good and not row.aborted:
+                if good and not row.ended:
                     row.take(token, stop_ids)
-                elif not row.aborted:
-                    row.aborted = True
+                elif not row.ended:
+                    row.ended = True
                     problem = f"for this prompt the model's {not_finite(row.x.dtype)}"
                     row.put(CompletionError(problem))
 
@@ -340,11 +355,11 @@ class Batch:
             for row in lane.rows:
                 sampling = row.request.sampling
                 is_due = sampling.stop and len(row.ids) % LOOK_EVERY == 0
-                if is_due and not row.aborted and self._has_stopped(row.ids, sampling):
+                if is_due and not row.ended and self._has_stopped(row.ids, sampling):
                     row.send("length")
 
             # 4. Let ended rows leave, a few at a time.
-            live = sum(not row.aborted for row in lane.rows)
+            live = sum(not row.ended for row in lane.rows)
             many_ended = len(lane.rows) - live >= min(_GONE, live or 1)
             if many_ended and lane.takes_rows:
                 tokens = tokens[self.retire(lane)]
@@ -353,7 +368,7 @@ class Batch:
         resuming, lane.resuming = lane.resuming, []
         resumed = []
         for row, layers in resuming:
-            if not row.aborted:
+            if not row.ended:
                 lane.stream.resume(layers)
                 resumed.append(row)
         if not (lane.rows or resumed):
@@ -388,7 +403,7 @@ class Batch:
         Rows whose prompts are cached enter at once. New rows enter only if there are many, or if
         they have waited long.
         """
-        while self._waiting and self._waiting[0][1].aborted:
+        while self._waiting and self._waiting[0][1].ended:
             heappop(self._waiting)
         running = self._running
         entering = min(len(self._waiting), self._max_batch - running)
@@ -403,7 +418,7 @@ class Batch:
         while self._waiting and entering > 0:
             entry = heappop(self._waiting)
             row, size = entry[1], _SHORT
-            if row.aborted:
+            if row.ended:
                 continue
             if not reads and row.known() is None:
                 later.append(entry)
@@ -477,7 +492,7 @@ class Batch:
     def _keep(self, lane: Lane) -> None:
         """Cache the keys and values of leaving rows that a later request may continue."""
         for number, row in enumerate(lane.rows):
-            if row.aborted and row.beginning is not None and not row.broken:
+            if row.ended and row.beginning is not None and not row.broken:
                 beginning, row.beginning = row.beginning, None
                 layers = lane.stream.cache.copy(number)
                 beginning.keep([*row.prompt_ids, *row.ids], layers)
@@ -498,7 +513,7 @@ class Batch:
         work += self._readings
         self._waiting, self._readings, self.lanes = [], [], {}
         for job in work:
-            if not job.aborted:
+            if not job.ended:
                 job.put(error)
 
 

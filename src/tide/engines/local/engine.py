@@ -137,8 +137,7 @@ class TransformersEngine(EmbeddingEngine):
     def forward_tokens(self) -> int:
         return self._batch.tokens_read
 
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         prompt, beginning = request.prompt, request.prefix_cache
         if isinstance(prompt, Sequence):
             x, ids = self._embed_ids(prompt), prompt
@@ -149,16 +148,7 @@ class TransformersEngine(EmbeddingEngine):
             beginning = None
         if request.sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        row = Row(request, x, pieces.put_nowait, ids, beginning, read=len(x))
-        self._batch.submit([row])
-        try:
-            while True:
-                piece = await pieces.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-        finally:
-            row.aborted = True
+        return self._batch.write(Row(request, x, ids, beginning, read=len(x)))
 
     async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         loop, readings = asyncio.get_running_loop(), []
@@ -172,7 +162,7 @@ class TransformersEngine(EmbeddingEngine):
             for reading in readings:
                 reading.future.cancel()
 
-    def _prefix_cache(self) -> object:
+    def prefix_cache(self) -> object:
         return self._prefixes.begin()
 
     def _verify(self) -> None:

@@ -31,9 +31,10 @@ from tide.core.errors import (
     require,
 )
 from tide.core.http import Seconds, ServerFailed, ServerLate, ServerUnreachable, read_key
+from tide.core.results import FinishReason
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, derive_seed
-from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request, Token
+from tide.engines.base import NEVER, Engine, MaxBatch, Piece, Request, Token
 from tide.engines.openai.capabilities import Capabilities, look_at
 from tide.engines.openai.streams import Aside, streamed
 from tide.engines.openai.upstream import PATIENCE, Upstream
@@ -159,12 +160,6 @@ class OpenAIEngine(Engine):
         return [
             [prompt] if isinstance(prompt, ChatText) else words_of(prompt) for prompt in prompts
         ]
-
-    def _encode(self, text: str) -> Prompt:
-        prompt = super()._encode(text)
-        is_chat = isinstance(text, ChatText)
-        fixed = (is_chat,) * len(prompt.token_ids)
-        return Prompt(prompt.text, prompt.token_ids, fixed, fixed if is_chat else None)
 
     def _texts(self, rows: Sequence[Sequence[Token]]) -> list[str]:
         return ["".join(words) for words in rows]

@@ -20,9 +20,9 @@ import msgspec
 
 from tide.core.chat import Parts, ToolCall
 from tide.core.http import MIB, Reply, ServerFailed
+from tide.core.results import FinishReason
 from tide.core.sanitize import sanitized
 from tide.core.text import Thoughts
-from tide.engines.base import FinishReason
 from tide.engines.openai.upstream import Upstream
 from tide.engines.openai.words import LONGEST_TOKEN, words_of
 
