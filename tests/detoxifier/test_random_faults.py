@@ -42,7 +42,6 @@ KINDS: list[Callable[[], BaseException]] = [
     *(KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Panic),
 ]
 HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary"]
-HOOKS += ["_prefix_cache"]
 PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
 PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
