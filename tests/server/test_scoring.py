@@ -24,7 +24,7 @@ from tide.engines import load_engine
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
-from tide.scorers.wrappers import ConfirmScorer, MaxScorer
+from tide.scorers.wrappers import ConfirmScorer, FallbackScorer, MaxScorer
 from tide.server.limits import Limits
 from tide.server.scoring import perspective_name
 from tide.server.telemetry import MeasuredScorer, Metrics
@@ -79,6 +79,8 @@ def test_perspective_s_answer(server: Running) -> None:
     [
         {"requestedAttributes": {}},
         {"requestedAttributes": {"INSULT": {}, "THREAT": {}}},
+        # Left out, it would read as a score below the threshold.
+        {"requestedAttributes": {"TOXICITY": {}, "INSULT": {"scoreThreshold": 0.9}}},
         {"requestedAttributes": {"TOXICITY": {"scoreThreshold": "x"}}},
         {"requestedAttributes": {"TOXICITY": {"scoreThreshold": math.nan}}},
         {"requestedAttributes": {"TOXICITY": {"scoreThreshold": math.inf}}},
@@ -117,6 +119,36 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
         refused = analyze(server, requestedAttributes={"PROFANITY": {}})
         assert "known: TOXICITY, INSULT, THREAT" in refused.text
         assert server.metric("tide_scorer_texts_total") == 7
+
+
+class Down(Attributes):
+    """A service that does not answer."""
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        raise ScorerUnavailableError("down")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [
+        ({"TOXICITY": {}, "INSULT": {}}, 200),
+        ({"INSULT": {}}, 503),
+        ({"TOXICITY": {}, "INSULT": {"scoreThreshold": 0.9}}, 503),
+    ],
+)
+def test_an_attribute_that_a_fallback_lacks_never_reads_as_below_its_threshold(
+    wanted: dict[str, Any], status: int
+) -> None:
+    with running(scorer=FallbackScorer([Down(), ReadingScorer()])) as server:
+        answer = analyze(server, requestedAttributes=wanted)
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json()["attributeScores"].keys() == {"TOXICITY"}
+
+
+def test_an_unknown_path_is_named(server: Running) -> None:
+    answer = server.post("/v1alpha1/comments:suggestscore", {})
+    assert answer.json()["error"]["message"] == "Not Found: POST /v1alpha1/comments:suggestscore"
 
 
 GERMAN = "Das Wetter ist heute sch\u00f6n und die Leute sind nicht auf der Stra\u00dfe"
@@ -165,8 +197,9 @@ def test_moderations(server: Running) -> None:
         assert results[0].categories.harassment is True
         assert results[0].categories.violence is None  # not measured by the scorer
         assert answer.model == "reading"
-        part: Any = [{"type": "text", "text": TEXTS[0]}]
-        assert client.moderations.create(input=part).results[0].flagged
+        parts: Any = [{"type": "text", "text": text} for text in TEXTS[:2]]
+        (result,) = client.moderations.create(input=parts).results  # parts are one input
+        assert result.flagged
         assert client.moderations.create(input=TEXTS[0]).results[0].flagged
         picture: Any = [{"type": "image_url"}]
         for wrong in (picture, [], ["x"] * 9):
@@ -346,8 +379,8 @@ def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> No
 
 def test_the_discovery_document_names_the_address_that_was_asked() -> None:
     with running(keys=("sk-discovery",)) as server:
-        assert server.http.get("/$discovery/rest").status_code == 401
-        found = server.http.get("/$discovery/rest", params={"key": "sk-discovery"}).json()
+        # Node's client asks without a key.
+        found = server.http.get("/$discovery/rest").json()
     assert found["rootUrl"] == f"{server.url}/"
     method = found["resources"]["comments"]["methods"]["analyze"]
     assert method["path"] == "v1alpha1/comments:analyze"

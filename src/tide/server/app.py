@@ -288,6 +288,8 @@ async def _failed(request: Request, error: Exception) -> Response:
         return _invalid(error).response(path)
     if isinstance(error, HTTPException):
         message = error.detail
+        if error.status_code in (404, 405):
+            message = f"{message}: {request.method} {path}"
         if isinstance(error.__cause__, ValueError):  # such as a number of 5,000 digits
             message = f"the body cannot be read: {str(error.__cause__).partition(';')[0]}"
         response = Refused(error.status_code, message).response(path)

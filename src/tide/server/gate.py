@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 LOG = logger("tide.server")
 KEYS = "TIDE_SERVE_KEYS"
-_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key in the query
-# Paths that need no key. The page of the playground asks its user for the key.
-_OPEN = (*FILES, "/health", "/ready")
+_KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
+# Paths that need no key. The page of the playground asks its user for the key. Google's clients
+# fetch the discovery document before they have one.
+_OPEN = (*FILES, "/health", "/ready", "/$discovery/rest")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _TRACED = ("traceparent", "tracestate")
 _LEFT = 499  # nginx's status for a client that disconnected

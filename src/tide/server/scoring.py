@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Chat, Text
-from tide.core.errors import InputError, unknown
+from tide.core.errors import InputError, ScorerUnavailableError, unknown
 from tide.core.http import Rows
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
@@ -128,15 +128,19 @@ class ModerationRequest(_ScoringRequest):
                 raise Refused(400, f"context: {error}", param="context") from None
         return [Exchange(context, text) for text in self._texts()]
 
-    def _texts(self) -> Iterator[str]:
+    def _texts(self) -> list[str]:
+        """Return the texts of the inputs. Parts are one input, as at OpenAI."""
+        texts: list[str] = []
         for number, part in enumerate(self.input):
             if isinstance(part, str):
-                yield part
+                texts.append(part)
             elif part.said is not None:
-                yield part.said
+                texts.append(part.said)
             else:
                 name = f"input.{number}.type"
                 raise Refused(400, f"{name}: {part.unread()}", param=name)
+        has_parts = any(isinstance(part, Part) for part in self.input)
+        return ["\n".join(texts)] if has_parts else texts
 
 
 def discovery(url: str) -> dict[str, Any]:
@@ -189,10 +193,11 @@ class ScoringApi:
         wanted = {
             name: attribute for name, attribute in request.attributes.items() if name in names
         }
-        if not wanted:
-            lacking = ", ".join(request.attributes)
-            message = unknown(lacking, names, "attribute")
-            raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
+        for name, attribute in request.attributes.items():
+            # A score that is left out is one below the attribute's threshold.
+            if name not in names and (not wanted or attribute.score_threshold is not None):
+                message = unknown(name, names, "attribute")
+                raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
         await self._check_language(request, next(iter(wanted)))
         if is_blank(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
@@ -210,7 +215,9 @@ class ScoringApi:
         scores = {ATTRIBUTE: float(scored.values[0]), **by_name}
         attribute_scores = {}
         for name, attribute in wanted.items():
-            if name not in scores:  # an old cache may lack attributes
+            if name not in scores:  # the second scorer of a fallback has decided
+                if ATTRIBUTE not in wanted or attribute.score_threshold is not None:
+                    raise ScorerUnavailableError(f"the attribute {name} of a text is unknown")
                 continue
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
