@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.fakes import FakeScorer, RudeScorer
 from tests.server.running import Running, digest_of, running, written
 from tide.core.chat import Chat
 from tide.core.errors import ScorerUnavailableError
-from tide.scorers import Exchange
+from tide.scorers import Attributed, Exchange
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
 
@@ -114,6 +115,20 @@ def action(server: Running, *texts: str, **body: Any) -> str:
 def answers(server: Running, outcome: str) -> float:
     labels = f'outcome="{outcome}",policy="default"'
     return server.metric(f"tide_guardrail_answers_total{{{labels}}}")
+
+
+def test_an_unknown_attribute_blocks_and_is_named() -> None:
+    class Unknown(FakeScorer):
+        attributes = ("threat",)
+
+        def score_attributes(self, texts: Sequence[str]) -> Attributed:
+            return Attributed(self.score(texts), {"threat": np.full(len(texts), np.nan)})
+
+    scorer = Unknown(lambda text: 0.0)
+    with running(scorer=scorer, thresholds={"threat": 0.5}) as server:
+        body = {"input_type": "response", "texts": ["Hello"], "request_data": {}}
+        answer = server.post("/beta/litellm_basic_guardrail_api", body).json()
+    assert answer == {"action": "BLOCKED", "blocked_reason": "threat unknown"}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Guards: language models that judge a conversation's last message, in process or on a server.
 
-`guard:MODEL` and `guard:MODEL#FAMILY`, each with `@http://HOST:PORT`. A guard's chat template holds
-the wording of its question. The guard writes a verdict such as "unsafe"; the score is the
-probability of the toxic verdicts among all verdicts at the verdict's first token.
+`guard:MODEL` and `guard:MODEL@http://HOST:PORT`, each with an optional `#FAMILY`. A guard's chat
+template holds the wording of its question. The guard writes a verdict such as "unsafe"; the score
+is the probability of the toxic verdicts among all verdicts at the verdict's first token.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def _first_enough(limit: int, is_enough: Callable[[int], bool]) -> int:
 
 class _Likely(BaseModel):
     token: str
-    logprob: float = Field(ge=-1e9, le=1e-3)  # at most 0, except for rounding
+    logprob: float = Field(le=1e-3)  # at most 0, except for rounding
 
 
 class _Chosen(_Likely):
@@ -530,15 +530,17 @@ class LocalGuard(PlainScorer):
 def guard(spec: str, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
-    spec: a folder or hub id, or `MODEL@http://HOST:PORT` on a server. Append `#FAMILY` to a model
-    whose name does not show the family. options: `device` and `dtype` in process, else settings of
-    RemoteScorer.
+    spec: a folder or hub id, or `MODEL@http://HOST:PORT` on a server. Append `#FAMILY` to a spec
+    whose model's name does not show the family. options: `device` and `dtype` in process, else
+    settings of RemoteScorer.
 
     Raises InputError for an unknown family, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.
     """
     named, at, address = spec.partition("@http")
     model, _, family = named.partition("#")
+    address, _, last = address.partition("#")
+    family = family or last
     if not model:
         raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
     if at:

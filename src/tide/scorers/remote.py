@@ -193,7 +193,8 @@ class RemoteScorer(AttributedScorer):
             )
         if final or redirects or reply.status in _REFUSED:
             raise ScorerRefusedError(f"{problem}; check {self.check}")
-        raise ScorerError(f"{problem} ({_size(texts)})")
+        advice = "" if self.tells_codes else "; the server's log says why"
+        raise ScorerError(f"{problem} ({_size(texts)}){advice}")
 
     async def _score_all(self, texts: list[Scored]) -> list[TextScore]:
         async def score(start: int) -> list[TextScore]:

@@ -25,6 +25,7 @@ from tide.core.errors import InputError
 from tide.core.http import Rows
 from tide.core.results import format_score
 from tide.core.sanitize import Unread, sanitized, strings
+from tide.runtime.acceptance import SCORE
 from tide.scorers.base import Exchange, TextScore
 from tide.server.gate import LOG, traced
 from tide.server.schemas import ChatMessage
@@ -153,8 +154,9 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
         worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)
     if scoring.acceptance.passes(worst):
         return _Verdict(worst.value)
+    values = {SCORE: worst.value, **worst.attributes}
     failed = [
-        f"{name} {format_score(worst.attributes.get(name, worst.value), False)}"
+        f"{name} {format_score(values[name], False) if name in values else 'unknown'}"
         for name in scoring.acceptance.failed(worst)
     ]
     return _Verdict(worst.value, ", ".join(failed))

@@ -97,6 +97,18 @@ def test_a_verdict_without_alternatives_is_no_safer_than_it_may_be(world: World)
     assert (scorer.score(TEXTS) >= [share(text) - 1e-9 for text in TEXTS]).all()
 
 
+def test_a_token_of_probability_zero_has_the_lowest_number(world: World) -> None:
+    """So llama.cpp writes the logarithm of zero."""
+    service, scorer, _ = world
+    never = {"token": "never", "logprob": -3.4028234663852886e38}
+
+    def with_never(tokens: list[Any]) -> list[Any]:
+        return [token | {"top_logprobs": [*token["top_logprobs"], never]} for token in tokens]
+
+    service.answer = altered(with_never)
+    assert scorer.score(TEXTS) == pytest.approx([share(text) for text in TEXTS])
+
+
 @pytest.mark.parametrize(
     ("model", "family"),
     [
@@ -114,6 +126,13 @@ def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
     assert isinstance(scorer, RemoteGuard)
     assert scorer.name == f"guard:{model}@host:8000/v1#{family}"
     assert scorer._family is KNOWN[family]
+    scorer.close()
+
+
+@pytest.mark.parametrize("spec", ["g#wildguard@http://host:8000", "g@http://host:8000#wildguard"])
+def test_the_family_stands_after_the_model_or_the_address(spec: str) -> None:
+    scorer = load_scorer(f"guard:{spec}")
+    assert scorer.name == "guard:g@host:8000/v1#wildguard"
     scorer.close()
 
 
