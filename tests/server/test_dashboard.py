@@ -1,4 +1,4 @@
-"""Files for operators: the Grafana dashboard, and the Helm chart where helm is installed."""
+"""Files for operators: the Grafana dashboard, alerts, and the chart, where helm is installed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.server.running import running, wait_until, written
 from tide.cli.serve import PREFIX, serve
 from tide.server.gate import KEYS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm"
 DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
+ALERTS = yaml.safe_load((CHART / "alerts.yaml").read_text("utf-8"))
 # Labels that Prometheus adds to each series, and to histograms.
-ADDED = {"instance", "le"}
+ADDED = {"instance", "job", "le", "namespace"}
 # A counter has no sample, and so no label, before its first event.
 UNSEEN = {"kind", "failed", "policy", "outcome", "language"}
 PARTS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -30,12 +33,17 @@ def queries() -> list[str]:
     return [item["query"] for item in variables] + [target["expr"] for target in targets]
 
 
-def test_the_dashboard_and_the_metrics_are_of_each_other(tmp_path: Path) -> None:
+def alerts() -> list[str]:
+    return [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+def test_dashboard_alerts_and_metrics_are_of_each_other(tmp_path: Path) -> None:
     file = written(tmp_path / "tide.yaml", policies={"main": {"shadow": "strict"}, "strict": {}})
     with running(policies=file) as server:
         assert server.ask(max_tokens=5).is_success
         wait_until(lambda: "tide_shadow_score_sum" in server.http.get("/metrics").text)
         server.http.get("/ready")
+        server.policies.metrics.reloads.labels("failed")  # a series without events
         text = server.http.get("/metrics").text
     metrics: dict[str, set[str]] = {}  # the names of all series, with the labels of their samples
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
@@ -43,7 +51,7 @@ def test_the_dashboard_and_the_metrics_are_of_each_other(tmp_path: Path) -> None
         metrics |= {f"{base}{part}": set() for part in PARTS[kind]}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
         metrics[name] |= set(re.findall(r"(\w+)=", labels))
-    for query in queries():
+    for query in [*queries(), *alerts()]:
         names = re.findall(r"\btide_\w+", query)
         assert set(names) <= metrics.keys(), query
         for name, matchers in re.findall(r"(tide_\w+)\{([^}]*)\}", query):
@@ -61,17 +69,36 @@ def test_the_dashboard_and_the_metrics_are_of_each_other(tmp_path: Path) -> None
 
 def test_chart_sets_options_that_serve_has() -> None:
     options = {f"{PREFIX}_{name.upper()}" for name in inspect.signature(serve).parameters}
-    texts = [path.read_text("utf-8") for path in (DEPLOY / "helm").rglob("*.yaml")]
+    texts = [path.read_text("utf-8") for path in CHART.rglob("*.yaml")]
     named = set(re.findall(rf"{PREFIX}_[A-Z_]+", "".join(texts)))
     assert f"{PREFIX}_BASE_URL" in named
     assert named <= options | {KEYS}
 
 
+def test_chart_options_cannot_repeat_what_the_chart_sets() -> None:
+    set_by_chart = (CHART / "templates" / "configmap.yaml").read_text("utf-8")
+    names = re.findall(rf"{PREFIX}_[A-Z_]+", set_by_chart)
+    assert f"{PREFIX}_MODE" in names
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    forbidden = schema["properties"]["options"]["propertyNames"]["not"]["pattern"]
+    assert all(re.search(forbidden, name) for name in [*names, KEYS])
+    assert not re.search(forbidden, f"{PREFIX}_MODEL")
+
+
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 def test_chart_is_linted_and_needs_an_upstream() -> None:
-    lint = ["helm", "lint", "--strict", str(DEPLOY / "helm")]
+    lint = ["helm", "lint", "--strict", str(CHART)]
     settings = ["--set", "upstream=http://vllm:8000/v1", "--set", "keysSecret=tide-keys"]
     subprocess.run([*lint, *settings], check=True, capture_output=True)
+    more = ["--set", "env[0].name=SSL_CERT_FILE,env[0].value=/etc/ca/ca.pem"]
+    more += ["--set", "prometheusRule.enabled=true", "--set", "pod.priorityClassName=high"]
+    template = ["helm", "template", "tide", *settings, *more, str(CHART)]
+    rendered = subprocess.run(template, check=True, capture_output=True, text=True).stdout
+    parts = {part["kind"]: part["spec"] for part in yaml.safe_load_all(rendered) if "spec" in part}
+    pod = parts["Deployment"]["template"]["spec"]
+    assert pod["priorityClassName"] == "high"
+    assert pod["containers"][0]["env"] == [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.pem"}]
+    assert parts["PrometheusRule"] == ALERTS
     without_upstream = subprocess.run(lint, check=False, capture_output=True, text=True)
     assert without_upstream.returncode != 0
     assert "upstream" in without_upstream.stdout + without_upstream.stderr
