@@ -140,48 +140,31 @@ def files_of(run: Path) -> RunFiles:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the distinct runs at and below `paths`; below each path, the oldest run is first.
 
-    Raises InputError for a path without a run, and for a run without its records or
-    configuration.
+    Raises InputError for a path without a run.
     """
     runs: dict[Path, None] = {}
     for path in paths:
+        config = files_of(path).config
         with reported(path, "read"):
-            is_run = files_of(path).config.is_file()
-        for records in path.rglob(RECORDS):
-            # `tide run --output records.jsonl` makes a run that is a file.
-            configs = (files_of(records.parent).config, files_of(records).config)
-            if records.stat().st_size and not any(config.is_file() for config in configs):
-                raise InputError(
-                    f"{records.parent}: has records, but {CONFIG} is missing; restore it, or move "
-                    "the folder elsewhere"
-                )
-        below = filter(None, map(_run_of, path.rglob(f"*{CONFIG}")))
-        here = list(dict.fromkeys([path, *below] if is_run else below))
+            here = [path] if config.is_file() else []
+        here = list(dict.fromkeys([*here, *_runs_below(path)]))
         if not here:
-            config = files_of(path).config.name
-            raise InputError(f"{path}: is not a run ({config} is missing) and contains no run")
+            raise InputError(f"{path}: is not a run ({config.name} is missing) and contains no run")
         created = {run: (str(read_config(run).get("created", "")), run) for run in here}
         runs.update(dict.fromkeys(sorted(here, key=created.__getitem__)))
     return list(runs)
 
 
-def _run_of(config: Path) -> Path | None:
-    """Return the run of a configuration file, or None if it belongs to no run.
+def _runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the runs in a folder that have records; those of a run that has just begun are empty.
 
-    Raises InputError for a run whose records are missing.
+    A file `records.jsonl` may be a run of its own, made by `tide run --output records.jsonl`.
     """
-    beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
-    run = config.parent if config.name == CONFIG else beside
-    files = files_of(run)
-    if files.config != config:
-        return None
-    if not files.records.is_file():
-        if read_object(config).get("format") != FORMAT:  # of something else, such as a model
-            return None
-        name = files.records.name
-        raise InputError(f"{run}: {name} is missing; restore it, or move the rest elsewhere")
-    # The records of a run that has just begun are empty.
-    return run if files.records.stat().st_size else None
+    for records in folder.rglob("*.jsonl"):
+        for run in (records.parent, records):
+            files = files_of(run)
+            if files.records == records and files.config.is_file() and records.stat().st_size:
+                yield run
 
 
 def read_config(run: Path) -> dict[str, Any]:
