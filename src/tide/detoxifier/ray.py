@@ -26,31 +26,24 @@ def map_prompts(
     create: Callable[[], Detoxifier],
     prompts: Sequence[str | Chat],
     *,
-    trials: Sequence[int] | None = None,
     cluster: str = "local",
     actors: int = 1,
     batch: int = 32,
-    cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[tuple[int, Result | TideError]]:
     """Complete prompts with a pool of actors; yield each prompt's number and result as it ends.
 
-    Yields the same as `outcomes(create(), prompts, ordered=False, trials=trials)`.
+    Yields the same as `outcomes(create(), prompts, ordered=False)`.
 
     create: makes an actor's detoxifier, such as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
     running cluster. batch: number of prompts that an actor gets at once; it returns their results
-    together, and the whole batch is repeated if the actor is lost. cpus, gpus: resources of each
-    actor.
+    together, and the whole batch is repeated if the actor is lost. gpus: GPUs of each actor.
 
     Every prompt is yielded once. A result depends only on the seed and its prompt, so the cluster
-    does not change it. Raises MissingDependencyError without Ray, InputError for invalid numbers,
-    EngineError if the cluster cannot be reached or fails, and the errors of `create` and
-    `Detoxifier.map`.
+    does not change it. Raises MissingDependencyError without Ray, EngineError if the cluster cannot
+    be reached or fails, and the errors of `create` and `Detoxifier.map`.
     """
-    for name, value in (("actors", actors), ("batch", batch)):
-        if value < 1:
-            raise InputError(f"{name}: must be at least 1 (got {value})")
     if isinstance(prompts, str):
         raise InputError("prompts: expected several texts, got one string; wrap it in a list")
     ray = require("ray", "ray")
@@ -66,10 +59,10 @@ def map_prompts(
         rows.append({"number": number, "prompt": text, "chat": is_chat})
     done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
         _Worker,
-        fn_constructor_args=(create, trials),
+        fn_constructor_args=(create,),
         batch_size=batch,
         compute=data.ActorPoolStrategy(size=actors),
-        num_cpus=cpus,
+        num_cpus=1,
         num_gpus=gpus,
     )
     try:
@@ -88,8 +81,8 @@ class _Worker:
     TIDE's errors are returned as rows, because Ray would turn an exception into a traceback.
     """
 
-    def __init__(self, create: Callable[[], Detoxifier], trials: Sequence[int] | None) -> None:
-        self._create, self._trials = create, trials
+    def __init__(self, create: Callable[[], Detoxifier]) -> None:
+        self._create = create
 
     @cached_property
     def _detoxifier(self) -> Detoxifier:
@@ -106,9 +99,7 @@ class _Worker:
         ]
         done: list[tuple[int, str, str]] = []
         try:
-            for i, result in outcomes(
-                self._detoxifier, prompts, ordered=False, trials=self._trials
-            ):
+            for i, result in outcomes(self._detoxifier, prompts, ordered=False):
                 failed = isinstance(result, TideError)
                 text = str(result) if isinstance(result, TideError) else result.model_dump_json()
                 done.append((int(rows["number"][i]), text, type(result).__name__ * failed))
