@@ -87,8 +87,7 @@ def open_benchmark(
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
     chats: turn every prompt into a chat. Raises InputError for a limit below 1, for a list without
-    prompts or with anything but texts, for an id that occurs twice, and the errors of
-    `load_benchmark`.
+    prompts, for an id that occurs twice, and the errors of `load_benchmark`.
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit: must be at least 1 (got {limit})")
@@ -97,7 +96,10 @@ def open_benchmark(
     elif isinstance(source, str | Path):
         benchmark = load_benchmark(str(source), field=field, limit=limit, chats=chats)
     else:
-        benchmark = Benchmark("prompts", "given", _listed_rows(source))
+        rows = [Row(number, prompt) for number, prompt in enumerate(source)]
+        benchmark = Benchmark("prompts", "given", rows)
+    if not benchmark.rows:
+        raise InputError("benchmark: holds no prompts")
     rows = benchmark.rows[:limit]
     row_ids: set[int | str] = set()
     for row in rows:
@@ -105,18 +107,6 @@ def open_benchmark(
             raise InputError(f"benchmark: id {row.id!r} occurs twice")
         row_ids.add(row.id)
     return replace(benchmark, rows=[row.as_chat() for row in rows] if chats else rows)
-
-
-def _listed_rows(prompts: Iterable[object]) -> list[Row]:
-    rows: list[Row] = []
-    for number, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            kind = type(prompt).__name__
-            raise InputError(f"benchmark: prompt {number} must be a text, got {kind}")
-        rows.append(Row(number, prompt))
-    if not rows:
-        raise InputError("benchmark: holds no prompts")
-    return rows
 
 
 def positions(name: str, text: str, count: int) -> range:
