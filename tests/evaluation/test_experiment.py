@@ -347,7 +347,6 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        (["base", 3], "^methods: expected specs or classes"),
         ("base,tyde", "^methods: unknown 'tyde'; did you mean 'tide'"),
         ("dapt", "dexperts/artefact.json is missing"),
     ],
@@ -369,7 +368,6 @@ def test_wrong_names_are_found_before_loading(
             "^benchmark: id 7 occurs twice",
             id="ids",
         ),
-        pytest.param(["text", 7], "^benchmark: prompt 1 must be a text, got int", id="number"),
         pytest.param([" "], "base: all prompts failed; id 0: empty; a prompt needs", id="empty"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from rich.table import Column, Table
@@ -13,13 +13,8 @@ from rich.text import Text
 from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, TrialRecord, all_or_none
-from tide.evaluation.console import ERRORS, CleanConsole, masked, progress_bar
+from tide.evaluation.console import ERRORS, CleanConsole, masked
 
-if TYPE_CHECKING:
-    from tide.scorers import Scorer
-    from tide.scorers.base import Scored
-
-_CHUNK = 256  # texts scored between two updates of a progress bar
 OUTPUT = CleanConsole(markup=False, emoji=False)
 
 
@@ -68,20 +63,6 @@ def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> di
         "strategy": settings.strategy.partition(":")[0],
         "toxicity_threshold": settings.toxicity_threshold,
     }
-
-
-def scored(scorer: Scorer, texts: Sequence[Scored]) -> list[float]:
-    """Score all `texts`, even nearly empty texts, with a progress bar."""
-    from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
-
-    scores: list[float] = []
-    with progress_bar() as bar:
-        task = bar.add_task(scorer.name, total=len(texts))
-        for start in range(0, len(texts), _CHUNK):
-            chunk = texts[start : start + _CHUNK]
-            scores += score_texts(scorer, chunk).values.tolist()
-            bar.advance(task, len(chunk))
-    return scores
 
 
 def completions_table(records: Sequence[Record], threshold: float, mask: bool) -> Table:

@@ -95,8 +95,8 @@ def run(
     refuse_input(output, input_file)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.evaluation.experiment import Job, describe, open_judges  # noqa: PLC0415
-    from tide.evaluation.judging import NamedScorer  # noqa: PLC0415
+    from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
+    from tide.evaluation.judging import NamedScorer, open_scorers  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
@@ -104,7 +104,7 @@ def run(
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
     say_loading(name_of(model, engine_options or {}), scorer, says.format(**chosen))
     with ExitStack() as opened:
-        loaded = open_judges(options.judges(judges), opened)
+        loaded = open_scorers(options.judges(judges), opened)
         detoxifier = Detoxifier(
             model,
             scorer=scorer,

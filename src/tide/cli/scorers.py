@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT, on_one_line, scored
+from tide.cli.display import OUTPUT, on_one_line
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing
 from tide.data.texts import Row, read_rows
-from tide.evaluation.console import ERRORS, masked, progress_bar
+from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -65,10 +65,12 @@ def score(
     from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415  (slow import)
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
-    with nullcontext() if output is None else writing(output):
-        if output is not None and output.exists() and not overwrite:
-            raise InputError(f"{output}: exists; write to another file, or use --overwrite")
-        refuse_input(output, input_file)
+    with ExitStack() as stack:
+        if output is not None:
+            stack.enter_context(writing(output))
+            if output.exists() and not overwrite:
+                raise InputError(f"{output}: exists; write to another file, or use --overwrite")
+            refuse_input(output, input_file)
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -76,11 +78,10 @@ def score(
         )
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
-        with _opened(scorers) as without_lists:
-            loaded = [with_word_lists(scorer) for scorer in without_lists]
-            if has_context and not any(map(reads_exchanges, loaded)):
-                ERRORS.print("contexts are ignored: these scorers read texts alone")
-            columns = {scorer.name: scored(scorer, exchanges) for scorer in loaded}
+        loaded = [with_word_lists(scorer) for scorer in _opened(scorers, stack)]
+        if has_context and not any(map(reads_exchanges, loaded)):
+            ERRORS.print("contexts are ignored: these scorers read texts alone")
+        columns = {scorer.name: _scored(scorer, exchanges) for scorer in loaded}
         if output is not None:
             with replaced(output) as file:
                 for i, row in enumerate(rows):
@@ -107,20 +108,23 @@ def score(
     OUTPUT.print(table)
 
 
-@contextmanager
-def _opened(specs: Sequence[str] | None) -> Iterator[list[Scorer]]:
-    """Load the scorers of --scorer, and close them. Raises InputError for two of one name."""
-    from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415  (slow import)
-    from tide.scorers.base import close_scorer  # noqa: PLC0415
+def _opened(specs: Sequence[str] | None, stack: ExitStack) -> list[Scorer]:
+    """Load the scorers of --scorer; `stack` closes them."""
+    from tide.evaluation.judging import open_scorers  # noqa: PLC0415  (slow import)
 
-    named = [NamedScorer.of(spec) for spec in specs or [DEFAULT_SCORER]]
-    check_names(named, "--scorer")
-    loaded = [judge.scorer for judge in named]
-    try:
-        yield loaded
-    finally:
-        for scorer in loaded:
-            close_scorer(scorer)
+    named = open_scorers(specs or [DEFAULT_SCORER], stack, "--scorer")
+    return [opened.scorer for opened in named]
+
+
+def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
+    """Score all `texts`, even nearly empty texts, with a progress bar."""
+    from tide.evaluation.assessment import CHUNK  # noqa: PLC0415  (slow imports)
+    from tide.scorers import score_texts  # noqa: PLC0415
+
+    scores: list[float] = []
+    for chunk in chunks(texts, CHUNK, scorer.name, Bars()):
+        scores += score_texts(scorer, chunk).values.tolist()
+    return scores
 
 
 @app.command("compare", cls=options.Command)
@@ -139,7 +143,8 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     from tide.evaluation.assessment import error_correlations  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415
 
-    with _opened(scorers) as loaded:
+    with ExitStack() as stack:
+        loaded = _opened(scorers, stack)
         texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
         covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
@@ -158,9 +163,7 @@ def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
     from tide.evaluation.assessment import score_covered  # noqa: PLC0415  (slow import)
 
     score_covered(scorer, texts[:1])  # the first call loads the scorer, and is not timed
-    with progress_bar() as bar:
-        task = bar.add_task(scorer.name, total=len(texts))
-        return score_covered(scorer, texts, lambda count: bar.advance(task, count))
+    return score_covered(scorer, texts, Bars())
 
 
 def _agreement_table(title: str, covered: Mapping[str, Covered], targets: Floats) -> Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError, problem
 from tide.core.sanitize import logger
 from tide.data.files import parse_object, read_lines
+from tide.evaluation.console import Progress, chunks
 from tide.scorers.base import Floats, Scored, Scorer, score_groups
 
 _log = logger(__name__)
@@ -77,7 +78,7 @@ def error_correlations(
     return correlations
 
 
-_CHUNK = 256
+CHUNK = 256  # texts scored between two updates of a progress bar
 
 
 @dataclass(frozen=True)
@@ -104,27 +105,28 @@ class Covered:
 
 
 def score_covered(
-    scorer: Scorer, texts: Sequence[Scored], advance: Callable[[int], None] = lambda count: None
+    scorer: Scorer, texts: Sequence[Scored], progress: Progress | None = None
 ) -> Covered:
     """Score as many texts as the scorer can, including nearly empty ones.
 
     A text that the scorer rejects has no score. Scoring stops when the scorer is unavailable or
-    broken; earlier scores are kept. advance: called with the size of each finished chunk.
+    broken; earlier scores are kept.
     """
-    values, failure = np.full(len(texts), np.nan), None
+    values: list[float] = []
+    failure = None
     started = time.perf_counter()
     try:
-        for start in range(0, len(texts), _CHUNK):
-            chunk = texts[start : start + _CHUNK]
-            for i, scores in enumerate(score_groups(scorer, [[text] for text in chunk])):
+        for chunk in chunks(texts, CHUNK, scorer.name, progress or Progress()):
+            for scores in score_groups(scorer, [[text] for text in chunk]):
                 if isinstance(scores, ScorerError):
                     failure = failure or str(scores)
+                    values.append(math.nan)
                 else:
-                    values[start + i] = scores.values[0]
-            advance(len(chunk))
+                    values.append(float(scores.values[0]))
     except (*SCORER_DOWN, ScorerBrokenError) as error:
         failure = failure or str(error)
-    return Covered(values, time.perf_counter() - started, failure)
+    values += [math.nan] * (len(texts) - len(values))
+    return Covered(np.array(values), time.perf_counter() - started, failure)
 
 
 CONFIDENCE = 0.95

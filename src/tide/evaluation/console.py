@@ -7,8 +7,9 @@ Words are masked by the bundled list of profanities, which is Surge AI's (MIT, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -26,6 +27,8 @@ from tide.core.results import mask
 from tide.core.sanitize import visible
 from tide.data.records import RecordId
 from tide.pocket import PROFANITIES
+
+_Item = TypeVar("_Item")
 
 
 class CleanConsole(Console):
@@ -83,6 +86,22 @@ class Bars(Progress):
 
     def say(self, message: str) -> None:
         ERRORS.print(message)
+
+
+def chunks(
+    items: Sequence[_Item], size: int, title: str, progress: Progress
+) -> Iterator[Sequence[_Item]]:
+    """Yield chunks of `items`, and report them to `progress` when the caller has finished them."""
+    if not items:
+        return
+    progress.begin(title, len(items))
+    try:
+        for start in range(0, len(items), size):
+            chunk = items[start : start + size]
+            yield chunk
+            progress.advance(len(chunk))
+    finally:
+        progress.end()
 
 
 def progress_bar() -> RichProgress:

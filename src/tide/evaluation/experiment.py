@@ -6,7 +6,7 @@ under new reference models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -24,11 +24,13 @@ from tide.engines.base import name_of
 from tide.evaluation.benchmarks import Benchmark, load_protocol, open_benchmark
 from tide.evaluation.console import Progress
 from tide.evaluation.judging import (
+    AnyScorer,
     NamedScorer,
     Reference,
-    check_names,
     judge_records,
     measure_records,
+    open_scorer,
+    open_scorers,
     reference_named,
 )
 from tide.evaluation.methods import Loaded, Method, MethodRules, check_method, load_method
@@ -44,15 +46,13 @@ from tide.evaluation.runs import (
 )
 from tide.evaluation.tables import slug
 from tide.plugins.specs import alternatives, split_specs
-from tide.scorers import DEFAULT_SCORER, Scorer
-from tide.scorers.base import close_scorer
+from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from tide.core.settings import Overrides
 
-AnyScorer = str | Scorer | Callable[[list[Any]], Any]
 AnyMethod = str | type
 Failed = dict[RecordId, TideError]
 
@@ -122,7 +122,8 @@ def evaluate(
     references = _references(reference, name_of(model), progress)
     options = dict(engine_options or {})
     with ExitStack() as stack:
-        guide, outside = _open_scorer(scorer, stack), open_judges(judges, stack)
+        guide = open_scorer(scorer, stack)
+        outside = open_scorers(_listed(judges), stack)
         with _loaded(model, engine, options) as (loaded, described):
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
@@ -189,10 +190,8 @@ def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
     for method in names:
         if isinstance(method, str):
             specs += alternatives(method, "--methods")
-        elif isinstance(method, type):
-            specs.append(f"{method.__module__}:{method.__qualname__}")
         else:
-            raise InputError(f"methods: expected specs or classes (got {method!r})")
+            specs.append(f"{method.__module__}:{method.__qualname__}")
     return specs
 
 
@@ -235,7 +234,7 @@ def judge(
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
-        loaded = open_judges(judges, stack)
+        loaded = open_scorers(_listed(judges), stack)
         failed: dict[Path, Failed] = {}
         by_reference: dict[str, list[Path]] = {}
         for path in paths:
@@ -398,21 +397,6 @@ def _references(names: str | Sequence[str], model: str, progress: Progress) -> l
         elif reference != "none":
             usable.append(reference)
     return list(dict.fromkeys(usable))
-
-
-def _open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
-    """Return a scorer; `stack` closes it if it was loaded here. Raises as `load_scorer` does."""
-    named = NamedScorer.of(scorer)
-    if named.spec is not None:
-        stack.callback(close_scorer, named.scorer)
-    return named
-
-
-def open_judges(judges: AnyScorer | Sequence[AnyScorer], stack: ExitStack) -> list[NamedScorer]:
-    """Open scorers like `_open_scorer`. Raises InputError for two of one name."""
-    opened = [_open_scorer(judge, stack) for judge in _listed(judges)]
-    check_names(opened)
-    return opened
 
 
 def _listed(value: Any) -> list[Any]:

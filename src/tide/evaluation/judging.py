@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,12 @@ from tide.data.records import (
 )
 from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
-from tide.evaluation.console import Progress
+from tide.evaluation.console import Progress, chunks
 from tide.pocket import FOLDERS
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import Exchange, code_of, is_nearly_empty, score_groups
+from tide.scorers.base import Exchange, close_scorer, code_of, is_nearly_empty, score_groups
+
+AnyScorer = str | Scorer | Callable[[list[Any]], Any]
 
 # Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
@@ -42,11 +45,6 @@ class NamedScorer:
     spec: str | None
     scorer: Scorer
 
-    @classmethod
-    def of(cls, scorer: str | Scorer | Callable[[list[Any]], Any]) -> NamedScorer:
-        """Load a scorer by its spec, or wrap a scorer. Raises as `load_scorer` does."""
-        return cls(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
-
     @property
     def config(self) -> dict[str, str | None]:
         config = {"spec": self.spec, "name": self.scorer.name}
@@ -55,16 +53,28 @@ class NamedScorer:
         return config
 
 
-def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> None:
-    """Raise InputError for two scorers of one name, since their scores are kept by name."""
+def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
+    """Return a scorer; `stack` closes it if it was loaded here. Raises as `load_scorer` does."""
+    named = NamedScorer(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
+    if named.spec is not None:
+        stack.callback(close_scorer, named.scorer)
+    return named
+
+
+def open_scorers(
+    scorers: Sequence[AnyScorer], stack: ExitStack, option: str = "--judges"
+) -> list[NamedScorer]:
+    """Open scorers. Raises InputError for two of one name, since their scores are kept by name."""
+    opened = [open_scorer(scorer, stack) for scorer in scorers]
     seen: dict[str, str | Scorer] = {}
-    for named in scorers:
+    for named in opened:
         name, source = named.scorer.name, named.spec or named.scorer
         if seen.setdefault(name, source) != source:
             raise InputError(
                 f"{option}: two scorers have the same name, {name}: {seen[name]} and {source}; "
                 "change the name of one"
             )
+    return opened
 
 
 def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[RecordId, TideError]:
@@ -79,7 +89,7 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
     failed: dict[RecordId, TideError] = {}
     title = f"judge {judge.name}"
     lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
-    for chunk in _chunks(lacking, title, progress):
+    for chunk in chunks(lacking, _PROMPTS, title, progress):
         scored = score_groups(judge, [_exchanges(record) for record in chunk], is_nearly_empty)
         for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
@@ -100,7 +110,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
     """Add the perplexity of every completion that lacks it. Raises as `Reference.measure` does."""
     name = reference.name
     lacking = _lacking(file, lambda trial: name not in trial.perplexity)
-    for chunk in _chunks(lacking, f"perplexity by {name}", progress):
+    for chunk in chunks(lacking, _PROMPTS, f"perplexity by {name}", progress):
         pairs = [(record.prompt, trial.text) for record in chunk for trial in record.trials]
         likelihoods = iter(reference.measure(pairs))
         for record in chunk:
@@ -151,20 +161,6 @@ def _lacking(file: RecordFile, lacks: Callable[[TrialRecord], bool]) -> list[Rec
         if trials := [trial for trial in record.trials if lacks(trial)]:
             records.append(record.model_copy(update={"trials": trials}))
     return records
-
-
-def _chunks(records: list[Record], title: str, progress: Progress) -> Iterator[list[Record]]:
-    """Yield chunks of the records, and report the progress."""
-    if not records:
-        return
-    progress.begin(title, len(records))
-    try:
-        for start in range(0, len(records), _PROMPTS):
-            chunk = records[start : start + _PROMPTS]
-            yield chunk
-            progress.advance(len(chunk))
-    finally:
-        progress.end()
 
 
 # The paper's reference models, by the name of the evaluated model.
