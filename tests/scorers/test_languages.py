@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from py3langid.langid import LanguageIdentifier
 
 from tests.fakes import FakeScorer
 from tests.generated import examples
@@ -162,23 +159,3 @@ def test_encoder_warns_once_of_another_language(caplog: pytest.LogCaptureFixture
             scorer.score(["an English text", GREEK])
     assert caplog.text.count("mostly in another language") == 1
     assert GREEK not in caplog.text
-
-
-def test_detection_is_loaded_once_by_threads_that_need_it_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loads: list[str] = []
-
-    def load(*_: object, **__: object) -> str:
-        loads.append("")
-        time.sleep(0.1)
-        return "detection"
-
-    monkeypatch.setattr(LanguageIdentifier, "from_model_file", load)
-    languages._loaded_identifier.cache_clear()
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            loaded = list(threads.map(lambda _: languages.load_identifier(), range(2)))
-    finally:
-        languages._loaded_identifier.cache_clear()
-    assert (loaded, len(loads)) == (["detection"] * 2, 1)

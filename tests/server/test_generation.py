@@ -14,6 +14,7 @@ from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.server.running import BACKTRACK, MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
+from tide.server import app
 from tide.server.limits import Limits
 from tide.server.policies import Mode
 
@@ -199,3 +200,14 @@ def test_an_answer_names_a_language_that_the_scorer_does_not_read(
         assert choice["tide"].get("language") == language
         counter = 'tide_unread_answers_total{language="de"}'
         assert server.metric(counter) == (language is not None)
+
+
+def test_server_does_not_start_without_the_language_detection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load() -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(app, "load_identifier", load)
+    with pytest.raises(FileNotFoundError), running(scorer=FakeScorer(languages=("en",))):
+        pass

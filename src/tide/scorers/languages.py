@@ -8,7 +8,6 @@ and `models/make_word_lists.py` makes it.
 from __future__ import annotations
 
 import hashlib
-import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
@@ -51,8 +50,6 @@ _ENGLISH_WORDS = frozenset(_ENGLISH.split())
 # A text of fewer Latin letters may be in any language.
 _LEAST_LATIN = 20
 _MOST_CHARACTERS = 1000  # the end of a text decides its language
-# Else a server's first answers would load the detection, too, while the server loads it.
-_loading = threading.Lock()
 
 
 def _is_not_latin(text: str) -> bool:
@@ -85,14 +82,9 @@ def language_of(text: str, sure: float = 0.8) -> str:
     return "und" if is_foreign else ""
 
 
+@cache
 def load_identifier() -> Any:
     """Load the language detection, which takes a second; a server does so when it starts."""
-    with _loading:
-        return _loaded_identifier()
-
-
-@cache
-def _loaded_identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415  (slow import)
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

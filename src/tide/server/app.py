@@ -63,16 +63,15 @@ def create_app(
     monitor = monitor or Monitor(policies)
     serving = Serving(policies, name, monitor)
     proxy = Proxy(engine, serving, monitor) if isinstance(engine, OpenAIEngine) else None
+    # No variable keeps a scorer, which is closed once no policy uses it any more.
+    if any(
+        languages_of(policy.detox.scorer) == ("en",) for policy in policies.table.policies.values()
+    ):
+        # For a second; the first answers would wait for it, or fail if no file can be written.
+        load_identifier()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # No variable keeps a scorer, which is closed once no policy uses it any more.
-        if any(
-            languages_of(policy.detox.scorer) == ("en",)
-            for policy in policies.table.policies.values()
-        ):
-            # It takes a second, for which the first word in a list would stop all answers.
-            asyncio.get_running_loop().run_in_executor(None, load_identifier)
         yield
         await monitor.finish()
         if proxy is not None:
