@@ -9,6 +9,7 @@ import pytest
 from typer.main import get_command
 
 from tests.command import tide
+from tests.engines.openai.server import TextServer
 from tests.models import save_mamba
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
@@ -164,6 +165,17 @@ def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> N
     assert 'after "The weather today is" it writes: ' in out
     assert "context of 256 tokens" in out
     assert "no chat template" in out
+
+
+def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TextServer() as upstream:
+        gateway = ("--engine", "openai", "--base-url", upstream.url)
+        assert tide("doctor", "--scorer", "pocket", *gateway) == 0
+    out = rows(capsys)
+    assert "serves tiny" in out
+    assert "chat template" not in out
 
 
 def test_doctor_finds_a_model_that_fails(

@@ -234,16 +234,16 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
         seconds = time.perf_counter() - started
         if model.has_embeddings:
             dtype = str(model.dtype).removeprefix("torch.")
+            template = "a chat template: --chat" if model.has_chat_template else "no chat template"
             about = (
                 "it writes the same from token ids and from their embeddings\n"
-                f"{dtype}, context of {model.context_length} tokens"
+                f"{dtype}, context of {model.context_length} tokens; {template}"
             )
         else:
             notes = f"{model.capability_notes}; " if model.capability_notes else ""
             about = f"{notes}no embeddings, so no search that moves them"
-        template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         return (
-            f"20 tokens in {seconds:.2f} s; {about}; {template}\n"
+            f"20 tokens in {seconds:.2f} s; {about}\n"
             f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}'
         )
 
