@@ -8,7 +8,7 @@ import pytest
 
 from tests.worlds import scripted_engine
 from tide import Detoxifier
-from tide.cli.evaluate import Evaluation
+from tide.cli.evaluate import evaluate as evaluation_command
 from tide.cli.installed import doctor
 from tide.cli.run import run
 from tide.cli.serve import serve
@@ -143,8 +143,7 @@ def test_every_door_has_the_same_defaults() -> None:
             assert detox.settings == expected
             assert detox.scorer.name == load_scorer(DEFAULT_SCORER).name
     assert CommandLine("pocket").scorer == DEFAULT_SCORER
-    for function in (run, serve, doctor, evaluate):
+    for function in (run, serve, doctor, evaluation_command, evaluate):
         assert inspect.signature(function).parameters["scorer"].default == DEFAULT_SCORER
-    assert Evaluation().scorer == DEFAULT_SCORER
     assert Settings(strategy="tide").toxicity_threshold == 0.1
     assert preset_values("gpt2-large", "any")["toxicity_threshold"] == 0.5

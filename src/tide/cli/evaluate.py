@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import BaseModel
 
 from tide.cli import keeps, options
 from tide.cli.display import OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
 from tide.evaluation.console import ERRORS
-from tide.plugins.specs import split_specs
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from tide.evaluation import Run
     from tide.evaluation.tables import Table
 
+_METHODS = "base,tide,backtrack"
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 _OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation")
 BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protocol")}
@@ -37,61 +36,37 @@ Reference = Annotated[
 ]
 
 
-class Evaluation(BaseModel):
-    """The options of `tide eval` apart from those of engines and settings."""
-
-    methods: Annotated[
-        list[str],
-        options.option(
-            "Search",
-            "base (the unmodified model), presets, strategies and baselines, comma-separated or "
-            "repeated; options follow the name: base,tide,resample:temperature=1.0... "
-            "'tide:num_samples=2|4|8' names a method for each value. Available: "
-            f"{options.METHODS}. ('tide methods NAME' lists its options.)",
-        ),
-    ] = ["base,tide,backtrack"]
-    model: options.Model = "pocket"
-    scorer: options.Scorer = DEFAULT_SCORER
-    judges: options.Judges = None
-    reference: Reference = None
-    protocol: Annotated[
-        str,
-        options.option(
-            "Search",
-            "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
-            "dexperts or rad.",
-        ),
-    ] = "tide"
-    artefacts: Annotated[
-        Path | None,
-        options.option("Search", "Folder written by `tide fit`, for trained baselines."),
-    ] = None
-    out: Annotated[
-        Path | None,
-        options.option(
-            "Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"
-        ),
-    ] = None
-    engine: options.EngineName = "transformers"
-    limit: options.Limit = None
-    field: options.Field = "prompt"
-    chat: options.IsChat = False
-    overwrite: options.Overwrite = False
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
-        specs = [spec for value in self.methods for spec in split_specs(value, "--methods")]
-        return {
-            **self.model_dump(),
-            "methods": specs,
-            "judges": options.judges(self.judges),
-            "reference": self.reference or "auto",
-        }
+Methods = Annotated[
+    list[str] | None,
+    options.option(
+        "Search",
+        "base (the unmodified model), presets, strategies and baselines, comma-separated or "
+        "repeated; options follow the name: base,tide,resample:temperature=1.0... "
+        "'tide:num_samples=2|4|8' names a method for each value. Available: "
+        f"{options.METHODS}. ('tide methods NAME' lists its options.) [default: {_METHODS}]",
+    ),
+]
+ProtocolName = Annotated[
+    str,
+    options.option(
+        "Search",
+        "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
+        "dexperts or rad.",
+    ),
+]
+Artefacts = Annotated[
+    Path | None, options.option("Search", "Folder written by `tide fit`, for trained baselines.")
+]
+RunsFolder = Annotated[
+    Path | None,
+    options.option(
+        "Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"
+    ),
+]
 
 
 @partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
-@options.with_model
 def evaluate(
     benchmark: Annotated[
         str,
@@ -100,8 +75,20 @@ def evaluate(
             "prompts (.jsonl, .csv, .txt)."
         ),
     ],
-    arguments: Evaluation,
+    methods: Methods = None,
+    model: options.Model = "pocket",
+    scorer: options.Scorer = DEFAULT_SCORER,
+    judges: options.Judges = None,
+    reference: Reference = None,
+    protocol: ProtocolName = "tide",
+    artefacts: Artefacts = None,
+    out: RunsFolder = None,
+    engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
+    limit: options.Limit = None,
+    field: options.Field = "prompt",
+    chat: options.IsChat = False,
+    overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Run METHODS on BENCHMARK and compare them; `tide report` makes tables and figures.
@@ -113,15 +100,26 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    judges = ", ".join(arguments.judges or ()) or "none (add some with --judges)"
-    roles = f"this scorer guides searches; judges: {judges}"
-    say_loading(arguments.model, arguments.scorer, roles)
+    named = ", ".join(judges or ()) or "none (add some with --judges)"
+    say_loading(model, scorer, f"this scorer guides searches; judges: {named}")
     keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
+        methods=",".join(methods or [_METHODS]),
+        model=model,
+        scorer=scorer,
+        judges=options.judges(judges),
+        protocol=protocol,
+        reference=reference or "auto",
+        artefacts=artefacts,
+        out=out,
+        engine=engine,
         engine_options=engine_options,
+        field=field,
+        limit=limit,
+        chat=chat,
+        overwrite=overwrite,
         progress=evaluation.Bars(),
-        **arguments.keywords(),
         **(overrides or {}),
     )
     _print_tables(evaluation.report(runs, tests=False, draw=False).tables)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 from rich.table import Table
 
 from tide.baselines.base import FitSettings
@@ -18,35 +17,28 @@ from tide.evaluation.console import ERRORS, progress_bar
 from tide.scorers import DEFAULT_SCORER
 
 
-class Fitting(BaseModel):
-    """The options of `tide fit` apart from the settings of the training."""
-
+@partial(options.with_settings, settings=FitSettings, panel="Training")
+def fit(
+    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
     data: Annotated[
         list[Path],
         options.option(
             "Input",
             "Labelled .jsonl with text and toxicity, or with toxic and neutral; repeatable.",
         ),
-    ]
-    out: Annotated[Path, options.option("Output", "Folder; each baseline gets a subfolder.")]
-    model: options.Model = "pocket"
+    ],
+    out: Annotated[Path, options.option("Output", "Folder; each baseline gets a subfolder.")],
+    model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
         options.option("Model", "Smaller model with the same vocabulary; some baselines use it."),
-    ] = None
+    ] = None,
     scorer: Annotated[
         str, options.option("Scorer", "Scorer of generated text, which some baselines need.")
-    ] = DEFAULT_SCORER
-    device: options.Device = "auto"
-    dtype: options.Dtype = "auto"
-    overwrite: options.Overwrite = False
-
-
-@partial(options.with_settings, settings=FitSettings, panel="Training")
-@options.with_model
-def fit(
-    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
-    arguments: Fitting,
+    ] = DEFAULT_SCORER,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
@@ -56,15 +48,22 @@ def fit(
     """
     from tide.baselines.fit import fit as learn  # noqa: PLC0415  (slow import)
 
-    say_loading(arguments.model)
+    say_loading(model)
     with progress_bar() as bar:
         task = bar.add_task(baseline, total=None)
         figures = learn(
             baseline,
+            data,
+            out,
+            model=model,
+            auxiliary=auxiliary,
+            scorer=scorer,
+            device=device,
+            dtype=dtype,
+            overwrite=overwrite,
             progress=lambda step, done, total: bar.update(
                 task, description=step, completed=done, total=total
             ),
-            **dict(arguments),
             **(overrides or {}),
         )
     table = Table("baseline", "held out")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -276,26 +276,6 @@ def with_settings(
         return {name: value for name, value in fields.items() if value is not None}
 
     return _with_options(command, argument, added, collected)
-
-
-def with_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for every field of the pydantic model of the parameter `arguments`.
-
-    The type of a field is annotated with its option; `command` gets an instance of the model.
-    """
-    model: type[BaseModel] = (
-        inspect.signature(command, eval_str=True).parameters["arguments"].annotation
-    )
-    hints = get_type_hints(model, include_extras=True)
-    added: dict[str, tuple[Any, Any]] = {}
-    for name, field in model.model_fields.items():
-        default = inspect.Parameter.empty if field.is_required() else field.default
-        added[name] = (hints[name], default)
-
-    def collected(values: dict[str, Any]) -> BaseModel:
-        return model(**{name: values.pop(name) for name in added})
-
-    return _with_options(command, "arguments", added, collected)
 
 
 def _with_options(
