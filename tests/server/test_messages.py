@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from tests.engines.openai.messages import Said
+from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import TextServer
 from tests.server.gateways import FINE, PARAMETERS, TEXT, USER, gateway, losing_its_scorer, says
 from tests.server.running import Running
@@ -92,6 +92,39 @@ def test_text_of_a_message_is_streamed_in_pieces(
         message = streamed(client)[1]
         assert message.stop_reason == "refusal"
         assert message.content[0].text == f"{TEXT} They are"
+
+
+@pytest.mark.parametrize("field", ["stop_reason", "matched_stop"])
+def test_message_names_the_stop_sequence_that_the_server_names(
+    client: anthropic.Anthropic, upstream: TextServer, field: str
+) -> None:
+    """Fields of vLLM and SGLang; other words of the server would be unscored text."""
+    stops: Any = {"stop_sequences": ["END", "OVER"]}
+    for told, named in (("OVER", "OVER"), ("dull", None), (7, None), (None, None)):
+
+        def message(_: Any, told: Any = told) -> Any:
+            events = WIRES["vLLM"](Said(TEXT))
+            events[-1]["choices"][0][field] = told
+            return events
+
+        upstream.message = message
+        whole = client.messages.create(**ASKED, **stops)
+        reason = "stop_sequence" if named else "end_turn"
+        assert (whole.stop_reason, whole.stop_sequence) == (reason, named)
+        streamed_message = streamed(client, **stops)[1]
+        assert (streamed_message.stop_reason, streamed_message.stop_sequence) == (reason, named)
+
+
+def test_message_and_error_have_the_id_of_their_request(
+    client: anthropic.Anthropic, upstream: TextServer
+) -> None:
+    says(upstream, Said(TEXT))
+    asked = client.messages.with_raw_response
+    answer = asked.create(**ASKED, extra_headers={"x-request-id": "mine"})
+    assert answer.parse()._request_id == "mine"
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**ASKED | {"max_tokens": 0})
+    assert caught.value.request_id
 
 
 def test_message_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:

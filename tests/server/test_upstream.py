@@ -15,7 +15,7 @@ import pytest
 from tests.engines.openai.faults import FAULTS, STATUSES, TOLD, changed, raw
 from tests.engines.openai.server import DONE, TextServer, data_of, told
 from tests.hostile import KEY
-from tests.server.gateways import BAD, gateway
+from tests.server.gateways import BAD, USER, gateway
 from tests.server.running import Running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError, ScorerUnavailableError
@@ -50,7 +50,9 @@ def test_a_request_that_fails_fails_alone_and_soon(
         for name, answer in zip(NAMES, asked, strict=True):
             response = answer.result()
             status, said = STATUSES.get(name, (0, None))
-            if status >= 400:
+            if status in (401, 403):
+                assert response.status_code == 502
+            elif status >= 400:
                 assert response.status_code == status
                 assert "x-should-retry" not in response.headers
                 message = said["error"] if isinstance(said, dict) and "error" in said else ""
@@ -86,6 +88,33 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
         assert (busy.status_code, busy.json()) == (status, {"error": error})
         assert busy.headers["retry-after"] == pause["Retry-After"]
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize("mode", ["enforce", "monitor"])
+@pytest.mark.parametrize("status", [401, 403])
+def test_client_is_not_blamed_for_the_key_of_the_gateway(
+    status: int, mode: Any, upstream: TextServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies: dict[str, Any] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [USER], "stream": True},
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": [USER], "max_tokens": 5},
+        "/v1/embeddings": {"input": "x"},
+    }
+    with gateway(upstream, mode=mode) as server:
+        upstream.answer = lambda *_: (status, {"error": {"message": "Incorrect API key"}})
+        answers = [server.post(path, body) for path, body in bodies.items()]
+        answers.append(server.http.get("/v1/models"))
+    for answer in answers:
+        assert answer.status_code == 502
+        assert answer.headers["x-should-retry"] == "false"
+        message = answer.json()["error"]["message"]
+        assert f"refuses the gateway (HTTP {status})" in message
+        assert "Incorrect API key" not in message
+    lines = [text for text in caplog.messages if '"status": 502' in text]
+    assert len(lines) == len(answers)
+    assert all(f"rejects the API key, or requires one (HTTP {status})" in text for text in lines)
 
 
 @pytest.mark.parametrize("code", [429, "429"])

@@ -82,8 +82,9 @@ class ToolCall(BaseModel):
 class Parts(BaseModel):
     """Parts of an answer besides its text.
 
-    is_refusal: whether the text is a refusal in place of an asked form. num_tokens: total number of
-    tokens in these parts.
+    is_refusal: whether the text is a refusal in place of an asked form. stop_sequence: the stop
+    string that ended the text, if a server says it. num_tokens: total number of tokens in these
+    parts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,6 +92,7 @@ class Parts(BaseModel):
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     is_refusal: bool = False
+    stop_sequence: str | None = None
     num_tokens: int = 0
 
 

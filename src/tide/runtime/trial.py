@@ -62,7 +62,8 @@ class Effort:
     """Evaluations of a trial and their cost.
 
     generated_tokens: includes tokens cut off later. read_tokens: 0 for a search, in which every
-    evaluation reads the whole prompt. usage: a server's count of the last answer.
+    evaluation reads the whole prompt. usage, stop_sequence: what a server says of the last answer;
+    see `Trial` and `Parts`.
     """
 
     trace: list[ScoredCompletion] = field(default_factory=list)
@@ -72,6 +73,7 @@ class Effort:
     read_tokens: int = 0
     scorer_calls: int = 0
     usage: tuple[int, int] | None = None
+    stop_sequence: str | None = None
 
     def record(
         self,
@@ -137,6 +139,7 @@ def trial_of(
     that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
+    parts = parts or Parts(stop_sequence=effort.stop_sequence)
     if not passed and settings.on_unresolved == "raise":
         raise UnresolvedError(
             f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
@@ -164,5 +167,5 @@ def trial_of(
         base_partial=base_partial,
         shown=shown if refused else "",
         shown_tokens=shown_tokens if refused else 0,
-        parts=parts if parts is not None and passed and not refused else Parts(),
+        parts=parts if passed and not refused else Parts(),
     )

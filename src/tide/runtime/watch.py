@@ -284,7 +284,7 @@ async def written(
             watch.ends_word = piece.ends_word
             effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
             effort.read_tokens += piece.read_tokens or 0
-            effort.usage = piece.usage
+            effort.usage, effort.stop_sequence = piece.usage, piece.parts.stop_sequence
             (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
             reason = _stopped(watch, settled) or piece.finish_reason
             yield piece if reason == piece.finish_reason else replace(piece, finish_reason=reason)

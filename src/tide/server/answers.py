@@ -29,6 +29,7 @@ from tide.core.errors import (
 )
 from tide.core.http import Reply, ServerFailed
 from tide.core.sanitize import sanitized
+from tide.engines.openai.upstream import FORBIDDEN
 
 if TYPE_CHECKING:
     from tide.server.generation import Sent
@@ -72,7 +73,16 @@ class Refused(Exception):
 
     @classmethod
     def by_server(cls, reply: Reply) -> Refused:
-        """Return the error that the server behind a gateway answered, without keys."""
+        """Return the error that the server behind a gateway answered, without keys.
+
+        If it refuses the gateway's own key, the client's key is not to blame.
+        """
+        if reply.status in FORBIDDEN:
+            message = (
+                f"the server behind this gateway refuses the gateway (HTTP {reply.status}); "
+                "only its operator can change that"
+            )
+            return cls(502, message, "server_error", code="upstream_refused")
         refused = cls(
             reply.status, reply.message(), again=True, pause=reply.headers.get("retry-after")
         )

@@ -140,7 +140,7 @@ class Gate:
                 status = message["status"]
                 kind = Headers(raw=message["headers"]).get("content-type", "")
                 is_stream = kind.startswith("text/event-stream")
-                message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
+                message["headers"] = [*message["headers"], *_numbered(number, scope["path"])]
             elif message.get("body") and message["body"][:1] != b":":
                 visit.logged.setdefault("first", round(time.monotonic() - started, 3))
             await send(message)
@@ -281,6 +281,14 @@ class Gate:
             return False
         work.result()
         return True
+
+
+def _numbered(number: str, path: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell clients the number of their request."""
+    names = [b"x-request-id"]
+    if path.startswith("/v1/messages"):
+        names.append(b"request-id")  # of Anthropic
+    return [(name, number.encode()) for name in names]
 
 
 def digest(key: str) -> bytes:

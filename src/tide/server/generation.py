@@ -455,7 +455,7 @@ async def _without_unscored(error: Exception, call: Call) -> Exception:
             return error
     message = f"the server failed (HTTP {reply.status}); its message was withheld"
     withheld = Refused(
-        reply.status, message, "server_error", code="withheld", again=True, pause=refused.pause
+        refused.status, message, "server_error", code="withheld", again=True, pause=refused.pause
     )
     withheld.__cause__ = error  # for the log
     return withheld

@@ -170,9 +170,8 @@ class MessageShape:
         self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
     ) -> dict[str, Any]:
         (answer,) = sent
-        end = {"stop_reason": _reason(answer), "stop_sequence": None}
         content = _blocks(answer.text, answer)
-        fields = {"content": content, **end, "usage": _usage(usage), "tide": answer.tide}
+        fields = {"content": content, **_end(answer), "usage": _usage(usage), "tide": answer.tide}
         return self._message | fields
 
     def piece(self, number: int, text: str) -> str:
@@ -200,7 +199,7 @@ class MessageShape:
             written = piece if isinstance(piece, str) else json.dumps(piece)
             yield self._event("content_block_delta", delta={"type": kind, name: written})
             yield self._stopped()
-        self._end["stop_reason"] = _reason(sent)
+        self._end = _end(sent)
         self._tide = sent.tide
 
     def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -250,8 +249,10 @@ def _blocks(text: str, sent: Sent) -> list[dict[str, Any]]:
     return blocks
 
 
-def _reason(sent: Sent) -> str:
-    return _REASONS.get(sent.reason, "end_turn")
+def _end(sent: Sent) -> dict[str, Any]:
+    if sent.reason == "stop" and sent.parts.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": sent.parts.stop_sequence}
+    return {"stop_reason": _REASONS.get(sent.reason, "end_turn"), "stop_sequence": None}
 
 
 def _usage(usage: dict[str, int]) -> dict[str, int]:

@@ -48,7 +48,7 @@ _NOT_SENT = _OF_CONNECTIONS | {
     *("authorization", "x-api-key", "x-goog-api-key", "x-request-id"),
     "content-type",  # which the gate has changed
 }
-_NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id"}
+_NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id", "request-id"}
 _NO_PATH = (404, 405, 501)  # statuses of a server that does not have a path
 _TRANSLATED = "x-tide-translated"
 # A longer answer is passed on, but not scored.

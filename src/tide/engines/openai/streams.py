@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from typing import Annotated, Any
@@ -95,10 +95,12 @@ class Aside:
     """Assembles the reasoning and the tool calls of an answer.
 
     thoughts: separates reasoning at the beginning of the text from the text, if `inline`. usage:
-    tokens of the prompt and of the answer, once the server has counted them.
+    tokens of the prompt and of the answer, once the server has counted them. stop_sequence: the
+    stop string that ended the text, if the server says it.
     """
 
     usage: tuple[int, int] | None = None
+    stop_sequence: str | None = None
 
     def __init__(self, *, inline: bool) -> None:
         self._reasoning = ""
@@ -140,6 +142,7 @@ class Aside:
             reasoning=reasoning,
             tool_calls=tuple(calls),
             is_refusal=self._is_refusal,
+            stop_sequence=self.stop_sequence,
             num_tokens=tokens,
         )
 
@@ -167,7 +170,8 @@ class Part(msgspec.Struct):
 
     LocalAI leaves out an empty piece; Azure leaves out the piece in events with filter results.
     index: number of the answer; some servers count events with it, send it as text, or leave it
-    out.
+    out. stop_reason: vLLM's stop string that ended the text, or the id of a token. matched_stop:
+    the same of SGLang.
     """
 
     index: int | str | None = None
@@ -175,6 +179,13 @@ class Part(msgspec.Struct):
     delta: Delta | None = None
     message: Delta | None = None
     finish_reason: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+
+    def stopped_by(self, stops: Sequence[str]) -> str | None:
+        """Return the stop string that ended the text, one of `stops`: other words are unscored."""
+        told = self.stop_reason or self.matched_stop
+        return told if told in stops else None
 
     def read(self, chat: bool) -> Delta:
         """Return the piece as a Delta, or raise ServerFailed for a piece of the wrong kind."""
@@ -310,7 +321,7 @@ async def streamed(
     """
     aside = aside or Aside(inline=False)
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
-    chat = "messages" in body
+    chat, stops = "messages" in body, body.get("stop", ())
     path = "/v1/chat/completions" if chat else "/v1/completions"
     most_characters = LONGEST_TOKEN * most_tokens
     read = 0
@@ -332,6 +343,7 @@ async def streamed(
                         text = ""  # TGI writes the token that ends the text, such as "</s>"
                     # Ollama, LocalAI and TGI send the reason "" before the end.
                     end = _ENDS.get(reason) if reason else None
+                    aside.stop_sequence = part.stopped_by(stops) or aside.stop_sequence
                     read += len(text) + delta.size
                     if read > most_characters:
                         raise ServerFailed(f"wrote more than {most_tokens} tokens")

@@ -23,6 +23,7 @@ from tide.core.http import (
     api_root,
     base_url,
     parsed,
+    read_reply,
 )
 
 _T = TypeVar("_T")
@@ -32,7 +33,8 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 PATIENCE = 5.0
 # Answers of a balancer while no server behind it can be reached. They are passed on at once.
 _UNREACHABLE = (502, 503)
-_FORBIDDEN = (401, 403)
+# Statuses with which a server refuses the key of a request.
+FORBIDDEN = (401, 403)
 _DONE, _END = b"[DONE]", 0.5  # seconds from `[DONE]` to the end of an answer
 _Read = Reply | list[bytes]
 
@@ -77,14 +79,20 @@ class Upstream:
     async def passing(
         self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]
     ) -> AsyncIterator[httpx.Response]:
-        """Pass a request of a client on; its answer, of any status, is read as it arrives."""
+        """Pass a request of a client on; its answer, of any status, is read as it arrives.
+
+        Raises ServerFailed if the server refuses the key, which is not the client's.
+        """
         async with AsyncExitStack() as stack:
 
             async def begin() -> httpx.Response:
                 passing = self._client.passing(method, self._address(path), content, headers)
                 return await stack.enter_async_context(passing)
 
-            yield await self._connected(begin)
+            response = await self._connected(begin)
+            if response.status_code in FORBIDDEN:
+                _raise_for_status(await read_reply(response, MIB), path)
+            yield response
 
     async def request(self, path: str, kind: type[_Parsed], body: Any = None) -> _Parsed:
         """GET, or POST `body`; return the answer, parsed as `kind`.
@@ -183,7 +191,7 @@ def _raise_for_status(reply: Reply, path: str) -> None:
     if 200 <= status < 300:
         return
     problem = f"HTTP {status} to {path}"
-    if status in _FORBIDDEN:
+    if status in FORBIDDEN:
         problem = f"rejects the API key, or requires one (HTTP {status})"
     kind = ServerUnreachable if status in _UNREACHABLE else ServerFailed
     raise kind(problem, reply.message(), status=status, reply=reply)
