@@ -93,6 +93,7 @@ def running(
     monitor_texts: bool = False,
     drain: float = 5,
     preset: str = "relative",  # the scripted engine's texts depend on embeddings
+    name: str | None = MODEL,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends, then close everything."""
@@ -106,7 +107,7 @@ def running(
         closing(Policies(line, policies, limits=limits, keys=secrets)) as made,
     ):
         made.start(engine)
-        app = create_app(made, MODEL, Monitor(made, monitor_log, monitor_texts))
+        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         portal = None if engine.in_process else engine.portal
         with listening(app, drain, portal) as (url, server):
             started = Running(url, engine, scorer, made, server)

@@ -510,7 +510,7 @@ def test_a_gateway_may_start_before_its_server() -> None:
     upstream.stop()  # it keeps its port
     with (
         OpenAIEngine(base_url=upstream.url, deadline=5, required=False) as engine,
-        running(engine, RudeScorer(BAD), preset="backtrack") as server,
+        running(engine, RudeScorer(BAD), preset="backtrack", name=None) as server,
     ):
         assert server.http.get("/ready").json()["down"] == ["engine"]
         down = chat(server)
@@ -519,8 +519,27 @@ def test_a_gateway_may_start_before_its_server() -> None:
         with upstream:
             wait_until(lambda: server.http.get("/ready").status_code == 200)
             assert server.metric("tide_engine_up") == 1
-            assert chat(server, max_tokens=4).status_code == 200
-            assert upstream.requests[-1]["model"] == "tiny"
+            answer = chat(server, max_tokens=4)
+            assert answer.json()["model"] == upstream.requests[-1]["model"] == "tiny"
+            assert server.http.get("/version").json()["model"] == "tiny"
+
+
+def test_names_and_capabilities_are_those_of_the_server_that_returns() -> None:
+    with (
+        TextServer() as upstream,
+        OpenAIEngine(base_url=upstream.url, deadline=120) as engine,
+        running(engine, RudeScorer(BAD), preset="backtrack", name=None) as server,
+    ):
+        assert "serves tiny; bans words by logit_bias" in server.http.get("/ready").text
+        upstream.stop()
+        wait_until(lambda: server.http.get("/ready").status_code == 503)
+        upstream.models, upstream.biased = [{"id": "large"}], False
+        upstream.start()
+        wait_until(lambda: "serves large; bans words by redraw" in server.http.get("/ready").text)
+        upstream.requests.clear()
+        answer = chat(server, max_tokens=4)
+        assert answer.json()["model"] == upstream.requests[-1]["model"] == "large"
+        assert len(upstream.requests) == 1  # it is probed once
 
 
 def test_gateway_that_cannot_use_its_server_says_why_once(

@@ -198,9 +198,9 @@ def serve(
         table.start(loaded)
 
         # 3. Serve. Clients that were moved here still send the upstream server's model name.
-        name = served_model_name or (model if loaded.in_process else loaded.name)
+        name = served_model_name or (model if loaded.in_process else None)
         app = create_app(table, name, Monitor(table, monitor_log, monitor_texts), provider)
-        serving = {"serving": _address(host, listener), "model": name}
+        serving = {"serving": _address(host, listener), "model": name or loaded.name}
         logger("tide.server").info(json.dumps(serving | {"engine": loaded.capability_notes}))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {serving['serving']}/ in a browser. Ctrl-C stops the server.")

@@ -53,11 +53,12 @@ _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
 def create_app(
-    policies: Policies, name: str, monitor: Monitor | None = None, tracing: Any = None
+    policies: Policies, name: str | None, monitor: Monitor | None = None, tracing: Any = None
 ) -> Gate:
     """Create the ASGI application of a server. All requests share the engine of `policies`.
 
-    name: the name of the model that clients see. tracing: OpenTelemetry's provider of spans.
+    name: the name of the model that clients see; None: the engine's, which a gateway learns from
+    its server. tracing: OpenTelemetry's provider of spans.
     """
     engine = policies.engine
     monitor = monitor or Monitor(policies)
@@ -89,7 +90,7 @@ def create_app(
     app.include_router(_generation_routes(serving, proxy))
     app.include_router(_model_routes(serving, proxy))
     app.include_router(_scoring_routes())
-    app.include_router(_state_routes(policies, name))
+    app.include_router(_state_routes(policies, serving))
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(_page(FOLDER / file))
     return Gate(app, policies, monitor)
@@ -191,7 +192,7 @@ def _scoring_routes() -> APIRouter:
     return routes
 
 
-def _state_routes(policies: Policies, name: str) -> APIRouter:
+def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
     """Return the routes about the server itself."""
     routes, engine = APIRouter(), policies.engine
 
@@ -229,7 +230,7 @@ def _state_routes(policies: Policies, name: str) -> APIRouter:
         of_chat = usual.for_chat(engine.chat_sampling)
         return {
             "version": __version__,
-            "model": name,
+            "model": serving.name,
             "policy": policy.name,
             "mode": policy.mode,
             "scorer": policy.detox.scorer.name,

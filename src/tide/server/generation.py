@@ -97,13 +97,17 @@ class Serving:
     """Generates completions for many clients at once.
 
     policies: decide which texts are accepted. Other texts are refused, even if the `on_unresolved`
-    of a policy would return them. name: the name of the model that clients see.
+    of a policy would return them. name: see `create_app`.
     """
 
-    def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
-        self.name, self.limits = name, policies.limits
+    def __init__(self, policies: Policies, name: str | None, monitor: Monitor) -> None:
+        self._name, self.limits = name, policies.limits
         self._policies, self.metrics, self._monitor = policies, policies.metrics, monitor
         self._under_way = 0
+
+    @property
+    def name(self) -> str:
+        return self._name or self._policies.engine.name
 
     @property
     def _passes_fields(self) -> bool:

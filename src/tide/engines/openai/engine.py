@@ -109,6 +109,7 @@ class OpenAIEngine(Engine):
         key, patience = read_key(api_key_env), min(PATIENCE, deadline)
         self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
         self._probed: Capabilities | None = None
+        self._losses = -1  # those of the server before it was probed
         self._sources: dict[str, TokenSource | None] = {}
         self._looking: Future[None] | None = None
         self._problem = ""  # why the server could not be probed
@@ -123,15 +124,20 @@ class OpenAIEngine(Engine):
                 raise
 
     async def _look(self) -> None:
-        """Probe the server, or find out whether a probed server can be reached."""
-        if self._probed is not None:
+        """Probe the server, or find out whether a probed server can be reached.
+
+        A server that was lost is probed again: it may have started with another model.
+        """
+        losses = self.upstream.losses
+        if losses == self._losses:
             await self.upstream.look()
             return
         try:
             self._probed = await look_at(self.upstream, self.name, self._named)
         except ServerFailed as error:
             raise EngineError(f"{self.upstream.url}: cannot be used: {error}") from error
-        self.name = self._probed.model
+        self.name, self._losses = self._probed.model, losses
+        self._sources.clear()
 
     def _look_soon(self) -> None:
         if self._looking is None or self._looking.done():
@@ -149,8 +155,9 @@ class OpenAIEngine(Engine):
 
     @property
     def _server(self) -> Capabilities:
-        if self._probed is None:
+        if self._losses != self.upstream.losses:
             self._look_soon()
+        if self._probed is None:
             raise EngineError(self._problem)
         return self._probed
 

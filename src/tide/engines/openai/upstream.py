@@ -41,9 +41,14 @@ _Read = Reply | list[bytes]
 
 @dataclass
 class _Reached:
-    """Whether the last request reached the server."""
+    """Whether the last request reached the server. losses: how often this has ended."""
 
     yes: bool = True
+    losses: int = 0
+
+    def change(self, now: bool) -> None:
+        self.losses += self.yes and not now
+        self.yes = now
 
 
 class Upstream:
@@ -52,7 +57,7 @@ class Upstream:
     url: its address, with or without `/v1`. timeout: seconds without an answer, or without the next
     event of a stream, after which a request fails. key: sent as a bearer token. patience: seconds
     for which a server that cannot be reached is tried. reachable: whether the last request reached
-    the server.
+    the server. losses: how often it became unreachable; afterwards, another server may answer.
     """
 
     def __init__(
@@ -74,6 +79,10 @@ class Upstream:
     @property
     def reachable(self) -> bool:
         return self._reached.yes
+
+    @property
+    def losses(self) -> int:
+        return self._reached.losses
 
     @asynccontextmanager
     async def passing(
@@ -143,9 +152,9 @@ class Upstream:
             reply = await self._client.ask("GET", self._address("/v1/models"))
             _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
-            self._reached.yes = not isinstance(error, ServerUnreachable)
+            self._reached.change(not isinstance(error, ServerUnreachable))
         else:
-            self._reached.yes = True
+            self._reached.change(True)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -169,9 +178,9 @@ class Upstream:
                     raise
                 answer = await retrying(ask)
         except ServerFailed as error:
-            self._reached.yes = not isinstance(error, ServerUnreachable)
+            self._reached.change(not isinstance(error, ServerUnreachable))
             raise
-        self._reached.yes = True
+        self._reached.change(True)
         return answer
 
     def _address(self, path: str) -> str:
