@@ -45,6 +45,7 @@ def test_base_is_the_first_completion_of_a_search() -> None:
         assert column(record, "evaluations") == [1, 1, 1]
         for trial in record.trials:
             assert trial.accepted is trial.base_text is trial.trace is None
+            assert trial.scorer_calls == 0  # the scorer only measures
 
 
 class HalfBaseline:

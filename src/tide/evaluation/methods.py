@@ -106,8 +106,9 @@ class SearchMethod:
         record = to_record(row.id, result, seconds=seconds, **about)
         if not self._base:
             return record
-        none = dict.fromkeys(_OF_A_SEARCH)
-        trials = [trial.model_copy(update=none) for trial in record.trials]
+        # As for a baseline, the scorer only measures the completion.
+        changes = {**dict.fromkeys(_OF_A_SEARCH), "scorer_calls": 0}
+        trials = [trial.model_copy(update=changes) for trial in record.trials]
         return record.model_copy(update={"trials": trials})
 
 
