@@ -6,9 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.models import CONFIGS, save_mamba
-from tide.baselines.attention import find_heads
+from tests.models import CONFIGS, save_causal_lm, save_mamba
+from tide.baselines.attention import Destein, Reversal, find_heads
+from tide.baselines.base import FitSettings
+from tide.baselines.fit import FitTask, Labelled
 from tide.core.errors import EngineError
+from tide.data.texts import Pair
+from tide.engines.local.engine import load_model
 
 PROJECTIONS = {
     "gpt2": "transformer.h.{}.attn.c_proj",
@@ -49,3 +53,20 @@ def test_find_heads_refuses_unknown_layout(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
     with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each of"):
         find_heads(model, "mamba")
+
+
+def test_destein_learns_from_its_texts_after_prefixes_of_max_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for side in ("negative", "positive"):
+        monkeypatch.setattr(Reversal, side, "Rain fell on the quiet town, and people were: ")
+    tokenizer, model = load_model(str(save_causal_lm(tmp_path, "gpt2")), torch.device("cpu"))
+    settings = FitSettings(max_tokens=8).training(model)
+    assert len(tokenizer(Reversal.negative)["input_ids"]) > 8
+
+    def directions(toxic: str) -> torch.Tensor:
+        data = Labelled([], [Pair(toxic, ("kind",)) for _ in range(60)])
+        task = FitTask("tiny", tokenizer, model, data, settings, lambda *_: None)
+        return Destein.fit(task).tensors["directions"]
+
+    assert not torch.equal(directions("rude"), directions("unkind"))

@@ -357,7 +357,7 @@ def _means(
     ):
         rows = []
         # As in the authors' code: full stops at the end of both texts would hide the difference.
-        for ids in task.tokenize([prefix + (text.strip(" .") or text) for text in texts]):
+        for ids in task.tokenize([text.strip(" .") or text for text in texts], prefix=prefix):
             layers: list[Tensor] = []
 
             def note(layer: int, added: Tensor, layers: list[Tensor] = layers) -> None:

@@ -176,16 +176,21 @@ class FitTask:
         held_out = self.held_out.balanced(seed, max(limit // 10, 40), kind, minimum=_LEAST // 2)
         return train, held_out
 
-    def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
+    def tokenize(
+        self, texts: Sequence[str], *, prefix: str = "", end: bool = False
+    ) -> list[list[int]]:
         """Tokenize texts like prompts; cut the ids to `max_tokens` and to the model's context.
 
-        end: append the end-of-text token, if the tokenizer has one.
+        prefix: put before each text, in addition to its `max_tokens`. end: append the end-of-text
+        token, if the tokenizer has one.
         """
-        ids = self.tokenizer(list(texts))["input_ids"]
+        ids = self.tokenizer([prefix + text for text in texts])["input_ids"]
         stop = self.tokenizer.eos_token_id
         if end and stop is not None:
             ids = [row if row[-1:] == [stop] else [*row, stop] for row in ids]
-        longest = min(self.settings.max_tokens, context_length(self.model.config) or 2**31)
+        before = len(self.tokenizer(prefix, add_special_tokens=False)["input_ids"])
+        context = context_length(self.model.config) or 2**31
+        longest = min(before + self.settings.max_tokens, context)
         return [row[:longest] for row in ids]
 
 
