@@ -13,6 +13,7 @@ import pytest
 from benchmarks.writing import completed
 
 from tests.engines.openai.server import TextServer, data_of
+from tests.server.running import wait_until
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.results import FinishReason
@@ -320,6 +321,31 @@ def test_unreachable_server_at_start() -> None:
     problem = r"http://127\.0\.0\.1:9: cannot be used: ConnectError"
     with pytest.raises(EngineError, match=problem):
         OpenAIEngine("tiny", base_url="http://127.0.0.1:9", deadline=0.4)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models", 504),
+        ("/v1/completions", 429),
+        ("/v1/completions", 504),
+        ("/v1/chat/completions", 429),
+        ("/tokenize", 429),
+    ],
+)
+def test_server_that_is_busy_at_start_is_probed_later(
+    path: str, status: int, connect: Connect, server: TextServer
+) -> None:
+    def answer(asked: str, body: Any) -> tuple[Any, ...] | None:
+        return (status, {"error": "slow down"}) if asked == path else None
+
+    server.answer = answer
+    engine = connect(required=False)
+    assert not engine.available
+    server.answer = lambda *_: None
+    wait_until(lambda: engine.available)
+    assert "bans words by logit_bias" in engine.capability_notes
+    assert engine.supports_continuation(engine.tokenize([engine.render(CHAT)])[0])
 
 
 @pytest.mark.parametrize(

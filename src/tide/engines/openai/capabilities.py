@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from tide.core.http import Rows, ServerFailed, ServerUnreachable
+from tide.core.http import Rows, ServerFailed
 from tide.core.sanitize import logger
 from tide.engines.base import NEVER
 from tide.engines.openai.streams import streamed
-from tide.engines.openai.upstream import Upstream
+from tide.engines.openai.upstream import Upstream, may_pass
 from tide.engines.openai.words import TokenSource, ask_server, same_word, words_of
 
 _log = logger(__name__)
@@ -124,9 +124,9 @@ async def _find_model(upstream: Upstream, name: str) -> str:
     """Return the name of the model. Without a usable list, it is `name`."""
     try:
         names = (await upstream.request("/v1/models", Listed)).names
-    except ServerUnreachable:
-        raise
-    except ServerFailed:
+    except ServerFailed as error:
+        if may_pass(error):
+            raise
         names = []
     if not names:
         return name
@@ -176,9 +176,9 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
         body = {"messages": messages, "max_tokens": _PROBED}
         try:
             whole = words_of(await _complete(upstream, server, body))
-        except ServerUnreachable:
-            raise
-        except ServerFailed:
+        except ServerFailed as error:
+            if may_pass(error):
+                raise
             return None  # the server takes no chats
         half = len(whole) // 2
         begun, rest = "".join(whole[:half]), "".join(whole[half:])
@@ -190,9 +190,9 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
             continuing = body | {"messages": [*messages, half_answer], **more}
             try:
                 continuation = await _complete(upstream, server, continuing)
-            except ServerUnreachable:
-                raise
-            except ServerFailed:
+            except ServerFailed as error:
+                if may_pass(error):
+                    raise
                 continue
             if not continuation:
                 continue

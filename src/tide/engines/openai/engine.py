@@ -30,14 +30,14 @@ from tide.core.errors import (
     guarded,
     require,
 )
-from tide.core.http import Seconds, ServerFailed, ServerLate, ServerUnreachable, read_key
+from tide.core.http import Seconds, ServerFailed, ServerLate, read_key
 from tide.core.results import FinishReason
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, derive_seed
 from tide.engines.base import NEVER, Engine, MaxBatch, Piece, Request, Token
 from tide.engines.openai.capabilities import Capabilities, look_at
 from tide.engines.openai.streams import Aside, streamed
-from tide.engines.openai.upstream import PATIENCE, Upstream
+from tide.engines.openai.upstream import PATIENCE, Upstream, may_pass
 from tide.engines.openai.words import (
     ChatText,
     TokenSource,
@@ -63,8 +63,8 @@ class OpenAIEngine(Engine):
     that takes one request at a time. deadline: seconds that a completion may take. timeout: seconds
     after which a server that sends nothing counts as failed. api_key_env: the environment variable
     with the server's API key. tokenizer: folder or hub id of the model's tokenizer, for a server
-    without `/tokenize`. required: whether the server must be reachable at the start; otherwise it
-    is probed later, and requests fail until then.
+    without `/tokenize`. required: whether the server must answer at the start; otherwise it is
+    probed later, and requests fail until then.
 
     Words are banned by `logit_bias` with the ids of the tokenizer or `/tokenize`, or else redrawn
     at a higher temperature.
@@ -116,7 +116,7 @@ class OpenAIEngine(Engine):
         try:
             self.portal.run(self._look)
         except BaseException as error:
-            if not required and isinstance(error.__cause__, ServerUnreachable):
+            if not required and _is_for_now(error.__cause__):
                 self._problem = str(error)
                 _log.warning("%s; it is probed once it is reached", error)
             else:
@@ -294,6 +294,13 @@ class OpenAIEngine(Engine):
 
     async def _free(self) -> None:
         await self.upstream.close()
+
+
+def _is_for_now(error: BaseException | None) -> bool:
+    """Whether a server that cannot be probed may be probed later."""
+    if not isinstance(error, ServerFailed):
+        return False
+    return may_pass(error) or isinstance(error, ServerLate) or error.broken
 
 
 # Redraws of banned text: tokens per redraw, temperature step and maximum, redraws at one place.

@@ -35,6 +35,7 @@ PATIENCE = 5.0
 _UNREACHABLE = (502, 503)
 # Statuses with which a server refuses the key of a request.
 FORBIDDEN = (401, 403)
+_BUSY = (429, 504)  # answers of a server, or its balancer, that may answer later
 _DONE, _END = b"[DONE]", 0.5  # seconds from `[DONE]` to the end of an answer
 _Read = Reply | list[bytes]
 
@@ -188,6 +189,11 @@ class Upstream:
         if path.startswith("/v1/"):
             return self._api + path.removeprefix("/v1")
         return self.url + path
+
+
+def may_pass(error: ServerFailed) -> bool:
+    """Whether a failure tells nothing of what the server can do."""
+    return isinstance(error, ServerUnreachable) or error.status in _BUSY
 
 
 def _is_unconnected(error: BaseException) -> bool:

@@ -218,7 +218,7 @@ async def ask_server(upstream: Upstream, model: str) -> TokenSource | None:
         try:
             ids = await tokenize(_PROBE)
         except ServerFailed as error:
-            if not error.status:
+            if error.status in (0, 429):  # a wrong answer; a busy server
                 raise
             continue  # the server has another API, or no API for tokens
         detokenize = partial(api.text, upstream, model)
