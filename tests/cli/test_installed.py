@@ -14,7 +14,7 @@ from tests.models import save_mamba
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.app import app
-from tide.cli.display import name_of
+from tide.cli.display import model_label
 from tide.cli.installed import _FRIENDLY
 from tide.core.errors import InputError
 from tide.detoxifier.presets import PRESETS
@@ -150,9 +150,9 @@ def test_help_states_defaults_of_presets(
 
 def test_model_of_a_server_is_named_by_the_server() -> None:
     options = {"base_url": "http://me:secret@host:8000/v1"}
-    assert name_of("pocket", options) == "of host:8000"
-    assert name_of("mine", options) == "mine of host:8000"
-    assert name_of("pocket", {}) == "pocket"
+    assert model_label("pocket", options) == "of host:8000"
+    assert model_label("mine", options) == "mine of host:8000"
+    assert model_label("pocket", {}) == "pocket"
 
 
 def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:

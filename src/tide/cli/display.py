@@ -36,7 +36,7 @@ def _completion(
     return Text.assemble((f"{score} ", "green" if is_below else "red"), line or "(empty)")
 
 
-def name_of(model: str, engine_options: Mapping[str, Any]) -> str:
+def model_label(model: str, engine_options: Mapping[str, Any]) -> str:
     """Return the name of a model for messages; of a server's model, the address of the server."""
     address = engine_options.get("base_url")
     if not isinstance(address, str):

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
+from tide.cli.display import OUTPUT, model_label, on_one_line, say_loading
 from tide.core.errors import InputError, TideError, first_line, guarded, nearest
 from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
@@ -191,7 +191,7 @@ def doctor(
     The model must produce the same output from token ids and from their embeddings. The scorer must
     rate insults above friendly sentences.
     """
-    name = name_of(model, engine_options or {})
+    name = model_label(model, engine_options or {})
     say_loading(name, scorer)
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)

@@ -15,7 +15,7 @@ from tide.cli.display import (
     OUTPUT,
     chosen_settings,
     completions_table,
-    name_of,
+    model_label,
     on_one_line,
     prompt_of,
     say_loading,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tide.evaluation.experiment import Job
     from tide.evaluation.judging import NamedScorer
-    from tide.evaluation.methods import Method
+    from tide.evaluation.methods import SearchMethod
 
 
 PrintFormat = Literal["table", "text", "jsonl"]
@@ -102,7 +102,7 @@ def run(
     # 2. Load judges, model and scorer.
     chosen = chosen_settings(preset, model, overrides or {})
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
-    say_loading(name_of(model, engine_options or {}), scorer, says.format(**chosen))
+    say_loading(model_label(model, engine_options or {}), scorer, says.format(**chosen))
     with ExitStack() as opened:
         loaded = open_scorers(options.judges(judges), opened)
         detoxifier = Detoxifier(
@@ -143,7 +143,7 @@ def run(
         raise TideError(f"{len(errors)} of {len(rows)} prompts failed (see above){apart}")
 
 
-def _record(method: Method, output: Path, job: Job, errors: list[TideError]) -> list[Record]:
+def _record(method: SearchMethod, output: Path, job: Job, errors: list[TideError]) -> list[Record]:
     """Append records to a file or run folder, and return those of `job` and its trials."""
     from tide.evaluation.experiment import run_method  # noqa: PLC0415  (slow imports)
     from tide.evaluation.runs import files_of  # noqa: PLC0415
@@ -173,7 +173,7 @@ def _rows(
 
 
 def _print(
-    method: Method,
+    method: SearchMethod,
     rows: list[Row],
     judges: list[NamedScorer],
     errors: list[TideError],

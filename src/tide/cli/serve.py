@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tide.cli import check_stop, format_last_lines, options, stops_normally
-from tide.cli.display import chosen_settings, name_of
+from tide.cli.display import chosen_settings, model_label
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
 from tide.evaluation.console import ERRORS
@@ -177,7 +177,7 @@ def serve(
     provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
-    loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer}
+    loading = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
     reloads: SimpleQueue[int] = SimpleQueue()
     if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none

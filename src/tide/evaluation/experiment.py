@@ -6,8 +6,8 @@ under new reference models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -124,7 +124,14 @@ def evaluate(
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
         outside = open_scorers(_listed(judges), stack)
-        with _loaded(model, engine, options) as (loaded, described):
+        opening = (
+            nullcontext(model)
+            if isinstance(model, Engine)
+            else load_engine(engine, model, **options)
+        )
+        with opening as loaded:
+            named = model if isinstance(model, str | Path) else loaded
+            described = describe(named, engine, options, loaded.dtype)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
@@ -166,21 +173,6 @@ def _folders(
     if len(set(paths)) < len(paths):
         raise InputError("--methods: a method is named twice")
     return paths
-
-
-@contextmanager
-def _loaded(
-    model: str | Path | Engine | Module, engine: str, options: dict[str, Any]
-) -> Iterator[tuple[Engine, dict[str, Any]]]:
-    """Load a model, unless it is an engine; yields it and its part of a run's configuration."""
-    if isinstance(model, Engine):
-        dtype = getattr(model, "dtype", options.get("dtype", "auto"))
-        yield model, describe(model, engine, options, dtype)
-        return
-    with load_engine(engine, model, **options) as loaded:
-        named = model if isinstance(model, str | Path) else loaded
-        dtype = getattr(loaded, "dtype", options.get("dtype", "auto"))
-        yield loaded, describe(named, engine, options, dtype)
 
 
 def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:

@@ -131,9 +131,7 @@ class BaselineMethod:
             self.config["baseline_code"] = code
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
-    def records(
-        self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
-    ) -> Outcomes:
+    def records(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
         # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         try:

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.settings import derive_seed
-from tide.data.records import TrialRecord, all_or_none
-from tide.evaluation.runs import Run, frame, is_toxic, score_of
+from tide.evaluation.runs import Run, frame, is_toxic
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -253,11 +252,6 @@ def _perplexity(
         median=float(perplexities.median()) if perplexities.count() else None,
         unmeasured=int(trials.index[~is_measured].nunique()),
     )
-
-
-def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[float] | None:
-    """Return the scores of completions by `source`, or None if any score is missing."""
-    return all_or_none(score_of(run, trial, source) for trial in trials)
 
 
 def as_share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:

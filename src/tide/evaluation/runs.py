@@ -107,18 +107,18 @@ class Run:
     @property
     def scorer(self) -> str:
         """The name of the scorer that guided the search, or only measured a baseline."""
-        return str((self.config.get("scorer") or {}).get("name") or "scorer")
+        return str(self.config["scorer"]["name"])
 
     @cached_property
     def sources(self) -> list[str]:
         """Names of the scorers of the completions: the search's first, then the judges."""
-        judges = [judge["name"] for judge in self.config.get("judges") or ()]
+        judges = [judge["name"] for judge in self.config["judges"]]
         return list(dict.fromkeys([self.scorer, *judges]))
 
     @property
     def references(self) -> list[str]:
         """The models that measured perplexity."""
-        return list(self.config.get("references") or ())
+        return list(self.config["references"])
 
 
 class RunFiles(NamedTuple):
@@ -286,9 +286,6 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the stored configuration. Raises InputError if `config` would make other records."""
     way_out = "write elsewhere, or start again with --overwrite"
-    path = files_of(run).config
-    if not path.is_file():
-        raise InputError(f"{run}: exists, but its configuration {path.name} is missing; {way_out}")
     stored = read_config(run)
     old, wanted = dict(_leaves(stored)), dict(_leaves(json.loads(json.dumps(config))))
     for name in [*wanted, *(name for name in old if name not in wanted)]:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
-from tide.data.records import RecordId
-from tide.evaluation.metrics import Estimate, scores_of, wilson
-from tide.evaluation.runs import Run, is_base, is_toxic
+from tide.data.records import RecordId, all_or_none
+from tide.evaluation.metrics import Estimate, wilson
+from tide.evaluation.runs import Run, is_base, is_toxic, score_of
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # Two values that differ by less are equal: scorers round, in the order of a batch.
@@ -258,6 +258,7 @@ def _values(run: Run, source: str) -> dict[tuple[RecordId, str], list[_Value]]:
     for record in run.records:
         # The text of a refused trial is not the text that was scored.
         texts = [None if trial.refused else trial.text for trial in record.trials]
-        if scores := scores_of(run, record.trials, source):
+        scores = all_or_none(score_of(run, trial, source) for trial in record.trials)
+        if scores is not None:
             values[record.id, record.asked] = list(zip(texts, scores, strict=True))
     return values
