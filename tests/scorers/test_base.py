@@ -22,7 +22,7 @@ from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import Attributed, attributes_of, is_blank, is_nearly_empty, is_quick
+from tide.scorers.base import Attributed, adapted, is_blank, is_nearly_empty
 from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -235,13 +235,13 @@ def test_an_asynchronous_scorer_and_one_of_exchanges_are_never_quick() -> None:
         return [0.0 for _ in texts]
 
     waits.quick = answers.quick = True  # type: ignore[attr-defined]
-    assert not is_quick(load_scorer(waits))
-    assert is_quick(load_scorer(answers))
+    assert not adapted(load_scorer(waits)).quick
+    assert adapted(load_scorer(answers)).quick
     scorer = FakeScorer(quick=True)
-    assert is_quick(scorer)
+    assert adapted(scorer).quick
     scorer.score = waits  # type: ignore[assignment, method-assign]
-    assert not is_quick(scorer)
-    assert not is_quick(FakeScorer(reads="exchange", quick=True))
+    assert not adapted(scorer).quick
+    assert not adapted(FakeScorer(reads="exchange", quick=True)).quick
 
 
 class Client:
@@ -316,14 +316,14 @@ def test_an_attribute_may_be_unknown_or_missing() -> None:
     scorer.score_attributes = lambda texts: of([0.5], threat=[0.5], insult=[np.nan])  # type: ignore[method-assign]
     assert score_texts(scorer, ["a text"]).known(0) == {"threat": 0.5}
     pocket = load_scorer("windows:9:pocket")
-    assert attributes_of(pocket) == ()
+    assert adapted(pocket).attributes == ()
     assert score_texts(pocket, SENTENCES).attributes == {}
     assert score_texts(scorer, []).attributes["threat"].shape == (0,)
 
 
 def test_the_worst_window_s_attributes_count() -> None:
     scorer = WindowedScorer(TwoSides(), 2)
-    assert attributes_of(scorer) == TwoSides.attributes
+    assert adapted(scorer).attributes == TwoSides.attributes
     text = "aaaa BBBB cccc dddddddddddddd ee"
     # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
     scores = score_texts(scorer, [text, "ok"])

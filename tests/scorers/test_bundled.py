@@ -25,7 +25,7 @@ from tide import pocket
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import Exchange, reads_exchanges
+from tide.scorers.base import Exchange, adapted
 from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 
@@ -43,7 +43,7 @@ def scorer(request: pytest.FixtureRequest) -> Scorer:
 
 def read_by(scorer: Scorer, texts: list[str]) -> list[Any]:
     """Return the texts as the scorer takes them, each after the same line."""
-    if reads_exchanges(scorer):
+    if adapted(scorer).reads == "exchange":
         return [Exchange("How is the weather?", text) for text in texts]
     return texts
 

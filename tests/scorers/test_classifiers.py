@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tests.models import CONTEXT, VOCAB, save_classifier, save_tokenizer
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
-from tide.scorers.base import attributes_of, score_texts
+from tide.scorers.base import adapted, score_texts
 from tide.scorers.classifiers import revision_of
 
 WORDS = ("rain", "weather", "Paris", "fine", "the")
@@ -49,11 +49,11 @@ def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
         assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-5)
         assert re.fullmatch(prefix + name, scorer.name)
         if "," in name:
-            assert attributes_of(scorer) == ("Hate-Speech", "offensive")
+            assert adapted(scorer).attributes == ("Hate-Speech", "offensive")
             assert scores.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
             assert scorer.score([]).shape == (0,)
         else:
-            assert attributes_of(scorer) == ()
+            assert adapted(scorer).attributes == ()
     joined = load_scorer(f"max:(hf:{folder}#Hate-Speech,offensive),pocket")
     pocket = load_scorer("pocket").score(TEXTS)
     assert joined.score(TEXTS) == pytest.approx(np.maximum(both.sum(-1), pocket), abs=1e-5)
@@ -63,7 +63,7 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     folder = save_classifier(tmp_path, ["toxic", "insult", "other"], **MULTI_LABEL)
     expected = logits(folder).sigmoid().numpy()
     scorer = load_scorer(f"hf:{folder}")
-    assert attributes_of(scorer) == ("toxic", "insult", "other")
+    assert adapted(scorer).attributes == ("toxic", "insult", "other")
     scores = score_texts(scorer, TEXTS)
     assert scores.values == pytest.approx(expected[:, :2].max(-1), abs=1e-5)
     assert scores.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)

@@ -14,7 +14,7 @@ from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_blank, reads_exchanges
+from tide.scorers.base import is_blank
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
 
@@ -79,8 +79,7 @@ def test_scorer_with_a_misspelt_reads_is_refused() -> None:
 def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
     texts, exchanges = FakeScorer(), exchange_scorer()
     both = kind([texts, exchanges])
-    assert reads_exchanges(both)
-    assert not reads_exchanges(kind([texts, FakeScorer()]))
+    assert (both.reads, kind([texts, FakeScorer()]).reads) == ("exchange", "text")
     half = 1 if kind is MaxScorer else 2
     assert score_texts(both, PAIRS).values.tolist() == [0.2 / half, 0.4 / half, 0.2 / half]
     assert texts.texts == ["Yes."]

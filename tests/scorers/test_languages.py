@@ -13,7 +13,7 @@ from tests.fakes import FakeScorer
 from tests.generated import examples
 from tide.core.chat import Chat
 from tide.scorers import languages, load_scorer, score_texts
-from tide.scorers.base import Exchange, screen_of
+from tide.scorers.base import Exchange
 from tide.scorers.disguises import readings
 from tide.scorers.languages import (
     holds_listed_word,
@@ -101,8 +101,8 @@ def test_a_short_answer_is_read_with_its_question() -> None:
 @pytest.mark.usefixtures("lists")
 def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     everything = FakeScorer()
-    assert listed(everything) is everything
-    screen = screen_of(listed(load_scorer("confirm:pocket,lexicon")))
+    assert not isinstance(listed(everything), languages.WordLists)
+    screen = listed(load_scorer("confirm:pocket,lexicon")).screen
     assert screen is not None
     assert screen.score([GERMAN]) == [1.0]
 

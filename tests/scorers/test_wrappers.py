@@ -37,11 +37,6 @@ from tide.scorers.base import (
     Attributed,
     AttributedScorer,
     CallableScorer,
-    attributes_of,
-    is_concurrent,
-    is_quick,
-    screen_of,
-    window_of,
 )
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import (
@@ -105,7 +100,9 @@ def test_the_second_scores_and_the_first_is_its_screen() -> None:
     scorer = ConfirmScorer([first, second])
     assert score_texts(scorer, ["0.005", "0.8"]).values == pytest.approx([0.00125, 0.2])
     assert first.calls == []
-    assert screen_of(scorer) is first
+    assert scorer.screen is not None
+    assert scorer.screen.score(["0.8"]) == pytest.approx([0.8])
+    assert first.calls == [["0.8"]]
     assert (scorer.name, scorer.threshold) == ("confirm:stated,stated", 0.4)
     assert scorer.pace == "word"
     higher = ConfirmScorer([stated(), stated(1.2)])
@@ -115,11 +112,11 @@ def test_the_second_scores_and_the_first_is_its_screen() -> None:
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     first, second = stated(), stated(0.25)
     scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3)])
-    screen = screen_of(scorer)
+    screen = scorer.screen
     assert screen is not None
     assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
     assert second.calls == []
-    assert screen_of(MaxScorer([first, second])) is None
+    assert MaxScorer([first, second]).screen is None
 
 
 @pytest.mark.parametrize("members", ["max:A", "confirm:A", "confirm:A,A,A", "fallback:A"])
@@ -130,27 +127,27 @@ def test_members_are_two_or_more(members: str) -> None:
 
 def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path: Path) -> None:
     quick, slow = FakeScorer(quick=True), FakeScorer()
-    assert is_quick(MaxScorer([quick, quick]))
-    assert not is_quick(MaxScorer([quick, slow]))
+    assert MaxScorer([quick, quick]).quick
+    assert not MaxScorer([quick, slow]).quick
     confirm = ConfirmScorer([quick, slow])
-    assert not is_quick(confirm)
-    screen = screen_of(MaxScorer([confirm, quick]))
+    assert not confirm.quick
+    screen = MaxScorer([confirm, quick]).screen
     assert screen is not None
-    assert is_quick(screen)
-    assert not is_quick(CachedScorer(quick, tmp_path / "scores"))
+    assert screen.quick
+    assert not CachedScorer(quick, tmp_path / "scores").quick
 
 
 def test_an_ensemble_is_concurrent_if_all_its_scorers_are() -> None:
     one_at_a_time, concurrent = FakeScorer(), FakeScorer(concurrent=True)
-    assert is_concurrent(MaxScorer([concurrent, concurrent]))
-    assert not is_concurrent(MaxScorer([concurrent, one_at_a_time]))
+    assert MaxScorer([concurrent, concurrent]).concurrent
+    assert not MaxScorer([concurrent, one_at_a_time]).concurrent
 
 
 def test_window_of_a_scorer_holds_where_it_alone_scores() -> None:
     windowed, other = FakeScorer(window=30), FakeScorer()
-    assert window_of(WindowedScorer(windowed)) == window_of(ConfirmScorer([other, windowed])) == 30
+    assert WindowedScorer(windowed).window == ConfirmScorer([other, windowed]).window == 30
     for ensemble in (MaxScorer([windowed, other]), ConfirmScorer([windowed, other])):
-        assert window_of(ensemble) == 0  # the other scorer reads texts whole
+        assert ensemble.window == 0  # the other scorer reads texts whole
 
 
 def test_the_worst_window_counts() -> None:
@@ -452,7 +449,7 @@ def test_cache_keeps_attributes(path: Path) -> None:
     expected = score_texts(TwoSides(), NUMBERED[:2]).rows()
     for asked in (1, 0):
         with cached(inner := TwoSides(), path) as scorer:
-            assert attributes_of(scorer) == inner.attributes
+            assert scorer.attributes == inner.attributes
             assert score_texts(scorer, NUMBERED[:2]).rows() == expected
             assert inner.asked == asked
 

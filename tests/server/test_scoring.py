@@ -22,7 +22,7 @@ from tests.worlds import ReadingScorer
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.engines import load_engine
 from tide.scorers import load_scorer
-from tide.scorers.base import Attributed, screen_of
+from tide.scorers.base import Attributed
 from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 from tide.scorers.wrappers import ConfirmScorer, FallbackScorer, MaxScorer
 from tide.server.limits import Limits
@@ -336,7 +336,7 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
 
     pair = [load_scorer(away), load_scorer("pocket")]
     scorer = MeasuredScorer(ConfirmScorer(pair), Metrics())
-    screen = screen_of(scorer)
+    screen = scorer.screen
     assert screen is not None
     with pytest.raises(ScorerUnavailableError):
         screen.score(["a text"])

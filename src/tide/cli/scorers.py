@@ -62,7 +62,7 @@ def score(
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
-    from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415  (slow import)
+    from tide.scorers.base import Exchange  # noqa: PLC0415  (slow import)
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def score(
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
         loaded = [with_word_lists(scorer) for scorer in _opened(scorers, stack)]
-        if has_context and not any(map(reads_exchanges, loaded)):
+        if has_context and not any(scorer.reads == "exchange" for scorer in loaded):
             ERRORS.print("contexts are ignored: these scorers read texts alone")
         columns = {scorer.name: _scored(scorer, exchanges) for scorer in loaded}
         if output is not None:
@@ -141,11 +141,12 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     errors. The lower it is, the better one scorer judges text that was optimised against the other.
     """
     from tide.evaluation.assessment import error_correlations  # noqa: PLC0415  (slow imports)
-    from tide.scorers.base import reads_exchanges  # noqa: PLC0415
+    from tide.scorers.base import adapted  # noqa: PLC0415
 
     with ExitStack() as stack:
         loaded = _opened(scorers, stack)
-        texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
+        reads = {adapted(scorer).reads for scorer in loaded}
+        texts, targets = _labelled(files, contexts="exchange" in reads)
         covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
     OUTPUT.print(_agreement_table(title, covered, targets))

@@ -29,7 +29,7 @@ from tide.runtime.rewind import rewind
 from tide.runtime.search import search
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
-from tide.scorers.base import Exchange, close_scorer, highest_of, reads_exchanges
+from tide.scorers.base import Exchange, close_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
@@ -125,6 +125,7 @@ class DetoxifierBase:
             self.scorer = load_scorer(scorer)
             if isinstance(scorer, str):
                 loaded.callback(close_scorer, self.scorer)
+            self._scoring = Scoring(self.scorer)
             if isinstance(model, Engine):
                 self.engine: Engine = model
             else:
@@ -132,7 +133,6 @@ class DetoxifierBase:
             self._check(self.settings, self._strategy)
             self._loaded = loaded.pop_all()
         self._closed = False
-        self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
         self._under_way: set[Future[Any]] = set()
 
@@ -242,7 +242,7 @@ class DetoxifierBase:
         read = await self._tokenized(text, settings)
         if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))
-        names = highest_of(self.scorer)
+        names = self._scoring.scorer.highest_of
         return [
             TrialTask(read, settings, strategy, n, priority, on_text, chat, names) for n in trials
         ]
@@ -283,7 +283,7 @@ class DetoxifierBase:
             texts = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
             raise PromptRefusedError("the chat's tool calls or results cannot be read") from None
-        if reads_exchanges(self.scorer):
+        if self._scoring.scorer.reads == "exchange":
             exchanges = [Exchange(prompt, "")]
         else:
             exchanges = [Exchange("", text) for text in texts]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.scorers.base import FALLBACK, Scorer, Scores, TextScore, attributes_of
+from tide.scorers.base import FALLBACK, Scorer, Scores, TextScore, adapted
 
 # Name of the scorer's own score among the limits that a text fails.
 SCORE = "toxicity"
@@ -97,7 +97,7 @@ class Acceptance:
 
 def check_thresholds(settings: Settings, scorer: Scorer) -> None:
     """Raise InputError for a limit of an attribute that the scorer does not have."""
-    names = attributes_of(scorer)
+    names = adapted(scorer).attributes
     for name in settings.thresholds:
         if name not in names:
             has = f"it has {', '.join(names)}" if names else "it has no attributes"

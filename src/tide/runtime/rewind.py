@@ -32,9 +32,6 @@ from tide.scorers.base import (
     TextScore,
     is_blank,
     is_nearly_empty,
-    pace_of,
-    screen_of,
-    window_of,
 )
 from tide.scorers.scoring import Scoring
 from tide.search.backtrack import BacktrackOptions
@@ -117,9 +114,9 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     continues = engine.supports_continuation(task.prompt.token_ids)
     scorer = scoring.scorer
     if options.pace == "auto":
-        options = options.model_copy(update={"pace": pace_of(scorer)})
-    is_screened = screen_of(scorer) is not None
-    watch = Watch(task.acceptance, options, is_screened, window=window_of(scorer))
+        options = options.model_copy(update={"pace": scorer.pace})
+    is_screened = scorer.screen is not None
+    watch = Watch(task.acceptance, options, is_screened, window=scorer.window)
     return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
 
 

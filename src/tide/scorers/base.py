@@ -150,65 +150,16 @@ class AsyncScorer(Protocol):
         ...
 
 
-def reads_exchanges(scorer: Scorer) -> bool:
-    """Return whether the scorer reads exchanges instead of texts (see `Scorer`).
-
-    Raises ScorerError for a misspelt `reads`: the scorer would get no prompts.
-    """
-    reads = getattr(scorer, "reads", "text")
-    if reads not in ("text", "exchange"):
-        raise ScorerError(f"scorer {scorer.name}: reads must be text or exchange (got {reads!r})")
-    return bool(reads == "exchange")
-
-
-def pace_of(scorer: Scorer) -> str:
-    """Return the scorer's pace: when to score a growing text (see `Scorer`).
-
-    The pace is a constant, never a measured time, so results do not depend on the machine.
-    """
-    pace = str(getattr(scorer, "pace", _UNKNOWN_PACE))
-    if not re.fullmatch(_PACE, pace):
-        raise ScorerError(
-            f"scorer {scorer.name}: pace must be word, sentence, whole, or a number of tokens "
-            f"(got {pace!r})"
-        )
-    return pace
-
-
 def code_of(scorer: Scorer) -> str:
     """Return a digest of the code of the scorer and of those that it wraps; "" for TIDE's own.
 
     Records and cached scores of other code under the same name are not this scorer's.
     """
+    if isinstance(scorer, Adapter):
+        return code_of(scorer.adapted)
     inner = [code_of(wrapped) for wrapped in getattr(scorer, "scorers", ())]
     digests = [digest for digest in (code_digest(type(scorer)), *inner) if digest]
     return "+".join(digests)
-
-
-def is_quick(scorer: Scorer) -> bool:
-    """Return whether the scorer may run between two tokens (see `Scorer`)."""
-    takes_texts = not reads_exchanges(scorer)  # asked of every scorer: it refuses a misspelt one
-    quick = getattr(scorer, "quick", False) is True
-    waits = inspect.iscoroutinefunction(scorer.score)
-    return takes_texts and quick and not waits
-
-
-def is_concurrent(scorer: Scorer) -> bool:
-    """Return whether several calls of the scorer may run at once (see `Scorer`)."""
-    methods = (scorer.score, getattr(scorer, "score_attributes", None))
-    if any(map(inspect.iscoroutinefunction, methods)) or is_quick(scorer):
-        return True
-    return getattr(scorer, "concurrent", False) is True
-
-
-def screen_of(scorer: Scorer) -> Scorer | None:
-    """Return the scorer's `screen` (see `Scorer`), or None."""
-    return getattr(scorer, "screen", None)
-
-
-def window_of(scorer: Scorer) -> int:
-    """Return the scorer's `window` (see `Scorer`), or 0."""
-    return getattr(scorer, "window", 0)
 
 
 class TextScore(NamedTuple):
@@ -283,43 +234,129 @@ class AttributedScorer(PlainScorer, ABC):
 
 
 class ScorerWrapper(AttributedScorer):
-    """A scorer that wraps one or more scorers. Subclasses override `score_attributes`.
+    """A scorer around one or more scorers, with all members of `Scorer`.
 
-    It asks its scorers by `ask`, which validates their answers; its own answer is valid if theirs
-    are. Name and threshold are those of the first scorer, unless the subclass sets others. It has
-    the attributes of all scorers, and the languages that every scorer reads. It reads exchanges if
-    one of the scorers does.
+    It asks its scorers by `score_attributes`; as each of them is a wrapper or an `Adapter`, their
+    answers are valid, and so is its own. Name and threshold are those of the first scorer, unless
+    the subclass sets others. It has the attributes of all scorers, and the languages that every
+    scorer reads. It reads exchanges if one of the scorers does.
     """
 
-    screen: Scorer | None = None
+    name: str
+    reads: str
+    pace: str
+    quick: bool
+    concurrent: bool
+    window: int
+    fallback: str
+    languages: tuple[str, ...] | None
+    scorers: tuple[ScorerWrapper, ...] = ()
+    screen: ScorerWrapper | None = None
 
     def __init__(self, *scorers: Scorer) -> None:
-        self._scorer, self.scorers = scorers[0], scorers
-        self.name = self._scorer.name
-        self.threshold = self._scorer.threshold
-        self.reads = "exchange" if any(map(reads_exchanges, scorers)) else "text"
+        self.scorers = tuple(map(adapted, scorers))
+        first = self._scorer = self.scorers[0]
+        is_single = len(scorers) == 1
+        self.name, self.threshold = first.name, first.threshold
+        self.reads = "text"
+        if any(scorer.reads == "exchange" for scorer in self.scorers):
+            self.reads = "exchange"
         tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
         # The slowest pace, since all are called together.
-        self.pace = max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
-        self.quick = all(map(is_quick, scorers))
-        self.concurrent = all(map(is_concurrent, scorers))
-        names = [name for scorer in scorers for name in attributes_of(scorer)]
+        paces = [scorer.pace for scorer in self.scorers]
+        self.pace = max(paces, key=lambda pace: tokens.get(pace) or int(pace))
+        self.quick = all(scorer.quick for scorer in self.scorers)
+        self.concurrent = all(scorer.concurrent for scorer in self.scorers)
+        names = [name for scorer in self.scorers for name in scorer.attributes]
         self.attributes = tuple(dict.fromkeys(names))
-        self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
-        self.window = window_of(scorers[0]) if len(scorers) == 1 else 0
-        self.fallback = next(filter(None, map(fallback_of, scorers)), "")
-        known = [set(read) for read in map(languages_of, scorers) if read is not None]
-        self.languages = tuple(sorted(set.intersection(*known))) if known else None
-
-    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        return ask(self._scorer, texts)
+        self.highest_of = first.highest_of if is_single else ()
+        self.window = first.window if is_single else 0
+        self.fallback = next((scorer.fallback for scorer in self.scorers if scorer.fallback), "")
+        read = [{*scorer.languages} for scorer in self.scorers if scorer.languages is not None]
+        self.languages = tuple(sorted(set.intersection(*read))) if read else None
 
     def score(self, texts: Sequence[Scored]) -> Floats:
         return score_texts(self, texts).values
 
     def close(self) -> None:
         for scorer in self.scorers:
-            close_scorer(scorer)
+            scorer.close()
+
+
+class Adapter(ScorerWrapper):
+    """Any other scorer, whose optional members it fills in, and whose answers it validates.
+
+    This is the one gate for scores. Raises ScorerError for a misspelt `reads` or `pace`.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.adapted: Any = scorer
+        self.name, self.threshold = scorer.name, scorer.threshold
+        self.reads = getattr(scorer, "reads", "text")
+        if self.reads not in ("text", "exchange"):  # it would get no prompts
+            raise self._misspelt("reads", "text or exchange")
+        # A constant, never a measured time, so results do not depend on the machine.
+        self.pace = str(getattr(scorer, "pace", _UNKNOWN_PACE))
+        if not re.fullmatch(_PACE, self.pace):
+            raise self._misspelt("pace", "word, sentence, whole, or a number of tokens")
+        self.attributes = ()
+        if hasattr(scorer, "score_attributes"):
+            self.attributes = getattr(scorer, "attributes", ())
+        waits = inspect.iscoroutinefunction(self._method)
+        is_quick = getattr(scorer, "quick", False) is True
+        self.quick = is_quick and self.reads == "text" and not waits
+        self.concurrent = waits or self.quick or getattr(scorer, "concurrent", False) is True
+        self.highest_of = getattr(scorer, "highest_of", ())
+        self.window = getattr(scorer, "window", 0)
+        self.fallback = getattr(scorer, "fallback", "")
+        self.languages = getattr(scorer, "languages", None)
+        screen = getattr(scorer, "screen", None)
+        self.screen = None if screen is None else adapted(screen)
+
+    @property
+    def _method(self) -> Callable[..., Any]:
+        method: Callable[..., Any] = self.adapted.score
+        if self.attributes:
+            method = self.adapted.score_attributes
+        return method
+
+    def _misspelt(self, name: str, known: str) -> ScorerError:
+        problem = f"{name} must be {known} (got {getattr(self, name)!r})"
+        return ScorerError(f"scorer {self.name}: {problem}")
+
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        """Return the scores of `texts`, and attributes if the scorer declares any.
+
+        A scorer gets what it reads: texts or exchanges, equal ones once. No texts make no call.
+        Raises ScorerUnavailableError if the scorer times out or loses its connection, and
+        ScorerError for any other failure, for an invalid answer, and for attributes that differ
+        from the declared attributes.
+        """
+        names = self.attributes
+        if not texts:
+            return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
+        read: Sequence[Scored] = texts
+        if self.reads == "text":
+            read = [exchange.alone for exchange in texts]
+        distinct = list(dict.fromkeys(read))
+        count = len(distinct)
+        # Pass a copy, so that a scorer that drops texts from its list fails the length check.
+        answer = _called(self.adapted, self._method, [*distinct])
+        answer = validated_answer(self, names, answer if names else Attributed(answer, {}), count)
+        if count == len(read):
+            return answer
+        index_of = {text: index for index, text in enumerate(distinct)}
+        rows = [index_of[text] for text in read]
+        attributes = {name: column[rows] for name, column in answer.attributes.items()}
+        return Attributed(answer.values[rows], attributes)
+
+    def close(self) -> None:
+        close_scorer(self.adapted)
+
+
+def adapted(scorer: Scorer) -> ScorerWrapper:
+    """Return the scorer with all members and valid answers: itself if it is a wrapper."""
+    return scorer if isinstance(scorer, ScorerWrapper) else Adapter(scorer)
 
 
 class CallableScorer(PlainScorer):
@@ -414,15 +451,16 @@ def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = Non
     """Score every text.
 
     texts: a text alone is an exchange without context. skip: `is_nearly_empty` or `is_blank`; these
-    texts score 0.0 and are not sent, whatever their context. Raises the errors of `ask`.
+    texts score 0.0 and are not sent, whatever their context. Raises the errors of `Adapter`.
     """
+    scorer = adapted(scorer)
     exchanges = list(map(exchange_of, texts))
     skipped = [skip is not None and skip(exchange.text) for exchange in exchanges]
     if not any(skipped):
-        return Scores(*ask(scorer, exchanges), np.zeros(len(exchanges), dtype=np.bool_))
+        return Scores(*scorer.score_attributes(exchanges), np.zeros(len(exchanges), dtype=np.bool_))
     empty = np.array(skipped, dtype=np.bool_)
     sent = np.flatnonzero(~empty)
-    answer = ask(scorer, [exchanges[number] for number in sent])
+    answer = scorer.score_attributes([exchanges[number] for number in sent])
     values = np.zeros(len(exchanges))
     values[sent] = answer.values
     attributes = {name: np.full(len(exchanges), np.nan) for name in answer.attributes}
@@ -457,62 +495,9 @@ def score_groups(
     return [*together.split([len(group) for group in groups])]
 
 
-def attributes_of(scorer: Scorer) -> tuple[str, ...]:
-    """Return the names of the scorer's attributes; () if it has none."""
-    return getattr(scorer, "attributes", ()) if hasattr(scorer, "score_attributes") else ()
-
-
-def highest_of(scorer: Scorer) -> tuple[str, ...]:
-    """Return the attributes whose highest value is the score (see `Scorer`)."""
-    return getattr(scorer, "highest_of", ())
-
-
-def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
-    """Return the languages that a scorer declares, such as `en`; None if it declares none."""
-    return getattr(scorer, "languages", None)
-
-
-def fallback_of(scorer: Scorer) -> str:
-    """Return the name of the scorer that decides while `scorer` is down; "" if there is none."""
-    return getattr(scorer, "fallback", "")
-
-
 def exchange_of(scored: Scored) -> Exchange:
     """Return an exchange; a text alone has no context."""
     return Exchange("", scored) if isinstance(scored, str) else scored
-
-
-def ask(scorer: Scorer, exchanges: Sequence[Exchange]) -> Attributed:
-    """Return the scores of `exchanges`, and attributes if the scorer declares any.
-
-    This is the one gate for scores: every answer of a scorer that is not a `ScorerWrapper` is
-    validated here, and a wrapper asks its scorers by this function.
-
-    A scorer gets what it reads: texts or exchanges, equal ones once. Empty `exchanges` make no
-    call. Raises ScorerUnavailableError if the scorer times out or loses its connection, and
-    ScorerError for any other failure, for an invalid answer, and for attributes that differ from
-    the declared attributes.
-    """
-    if isinstance(scorer, ScorerWrapper):
-        return scorer.score_attributes(exchanges)
-    names = attributes_of(scorer)
-    if not exchanges:
-        return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
-    texts: Sequence[Scored] = exchanges
-    if not reads_exchanges(scorer):
-        texts = [exchange.alone for exchange in exchanges]
-    distinct = list(dict.fromkeys(texts))
-    count = len(distinct)
-    callee: Any = scorer
-    # Pass a copy, so that a scorer that drops texts from its list fails the length check.
-    answer = _called(scorer, callee.score_attributes if names else callee.score, [*distinct])
-    answer = validated_answer(scorer, names, answer if names else Attributed(answer, {}), count)
-    if count == len(texts):
-        return answer
-    index_of = {text: index for index, text in enumerate(distinct)}
-    rows = [index_of[text] for text in texts]
-    attributes = {name: column[rows] for name, column in answer.attributes.items()}
-    return Attributed(answer.values[rows], attributes)
 
 
 def validated_answer(scorer: Scorer, names: Sequence[str], answer: Any, count: int) -> Attributed:

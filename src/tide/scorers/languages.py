@@ -25,8 +25,7 @@ from tide.scorers.base import (
     Exchange,
     Scorer,
     ScorerWrapper,
-    languages_of,
-    screen_of,
+    adapted,
 )
 from tide.scorers.disguises import (
     is_latin,
@@ -150,20 +149,21 @@ class WordLists(ScorerWrapper):
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
-        if (screen := screen_of(scorer)) is not None:
-            self.screen = WordLists(screen)
+        if self._scorer.screen is not None:
+            self.screen = WordLists(self._scorer.screen)
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        scores = super().score_attributes(texts)
+        scores = self._scorer.score_attributes(texts)
         listed = list(map(holds_listed_word, texts))
         if not any(listed):
             return scores
         return Attributed(np.where(listed, 1.0, scores.values), scores.attributes)
 
 
-def with_word_lists(scorer: Scorer) -> Scorer:
-    """Add the word lists to a scorer that reads only English."""
-    return WordLists(scorer) if languages_of(scorer) == ("en",) else scorer
+def with_word_lists(scorer: Scorer) -> ScorerWrapper:
+    """Adapt a scorer, and add the word lists to one that reads only English."""
+    complete = adapted(scorer)
+    return WordLists(complete) if complete.languages == ("en",) else complete
 
 
 def holds_listed_word(exchange: Exchange) -> bool:

@@ -20,10 +20,7 @@ from tide.scorers.base import (
     Scorer,
     Scores,
     Skip,
-    is_concurrent,
-    is_quick,
     score_groups,
-    screen_of,
 )
 from tide.scorers.languages import with_word_lists
 
@@ -58,13 +55,10 @@ class Scoring:
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer = with_word_lists(scorer)
-        screen = screen_of(scorer) or scorer
-        # The scorer to call, and whether it is quick, by whether the screen is enough.
-        self._used = {False: (scorer, is_quick(scorer)), True: (screen, is_quick(screen))}
+        self.scorer = with_word_lists(scorer)
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
         self._slow: list[_Request] = []  # wait for a call
-        self._most_calls = _MOST_CALLS if is_concurrent(scorer) else 1
+        self._most_calls = _MOST_CALLS if self.scorer.concurrent else 1
         self._running = 0  # calls
 
     def send(
@@ -81,11 +75,13 @@ class Scoring:
         are windows of one text that grows.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        scorer, quick = self._used[screened]
+        scorer = self.scorer
+        if screened:
+            scorer = scorer.screen or scorer
         sizes = [len(exchange.text) for exchange in exchanges]
         most = _SHORT_WINDOWS if growing else _SHORT
         is_short = max(sizes, default=0) <= _SHORT and sum(sizes) <= most
-        in_loop = quick and is_short
+        in_loop = scorer.quick and is_short
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
         waiting.append(_Request(exchanges, skip, scorer, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call

@@ -43,16 +43,10 @@ from tide.scorers.base import (
     Scorer,
     ScorerWrapper,
     TextScore,
-    ask,
-    attributes_of,
     code_of,
-    highest_of,
     is_blank,
-    pace_of,
     score_texts,
-    screen_of,
     validated_answer,
-    window_of,
 )
 from tide.scorers.disguises import REORDERED
 
@@ -79,11 +73,11 @@ class _Ensemble(ScorerWrapper):
         super().__init__(*scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
-        if any(screen_of(scorer) is not None for scorer in scorers):
-            self.screen = type(self)([screen_of(scorer) or scorer for scorer in scorers])
+        if any(scorer.screen is not None for scorer in self.scorers):
+            self.screen = type(self)([scorer.screen or scorer for scorer in self.scorers])
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        members = [ask(scorer, texts) for scorer in self.scorers]
+        members = [scorer.score_attributes(texts) for scorer in self.scorers]
         attributes = {
             name: [member.attributes[name] for member in members if name in member.attributes]
             for name in self.attributes
@@ -107,12 +101,11 @@ class MaxScorer(_Ensemble):
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         super().__init__(scorers)
-        names = tuple(dict.fromkeys(name for scorer in scorers for name in highest_of(scorer)))
-        for scorer in scorers:
-            counted = highest_of(scorer)
+        names = tuple(dict.fromkeys(name for member in self.scorers for name in member.highest_of))
+        for member in self.scorers:
             # An attribute that a member has, but does not count, would count in the ensemble.
-            uncounted = {*attributes_of(scorer)} - {*counted}
-            if not counted or uncounted & {*names}:
+            uncounted = {*member.attributes} - {*member.highest_of}
+            if not member.highest_of or uncounted & {*names}:
                 names = ()
         self.highest_of = names
 
@@ -135,11 +128,15 @@ class ConfirmScorer(ScorerWrapper):
         if len(scorers) != 2:
             raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,exchange")
         super().__init__(*scorers)
-        self.screen, self._scorer = scorers
-        self.name = f"confirm:{self.screen.name},{self._scorer.name}"
-        self.pace, self.threshold = pace_of(self.screen), self._scorer.threshold
-        self.attributes = attributes_of(self._scorer)
-        self.highest_of, self.window = highest_of(self._scorer), window_of(self._scorer)
+        screen, second = self.scorers
+        self.screen, self._scorer = screen, second
+        self.name = f"confirm:{screen.name},{second.name}"
+        self.pace, self.threshold = screen.pace, second.threshold
+        self.attributes, self.highest_of = second.attributes, second.highest_of
+        self.window = second.window
+
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        return self._scorer.score_attributes(texts)
 
 
 # Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
@@ -177,7 +174,7 @@ class WindowedScorer(ScorerWrapper):
             visible = [part for part in parts if not is_blank(part)] or parts[:1]
             windows += [exchange._replace(text=part) for part in visible]
             owners += [owner] * len(visible)
-        return ask(self._scorer, windows).worst(owners, len(texts))
+        return self._scorer.score_attributes(windows).worst(owners, len(texts))
 
 
 def split_words(text: str, words: int) -> list[str]:
@@ -224,11 +221,11 @@ class FallbackScorer(ScorerWrapper):
         if len(scorers) != 2:
             raise InputError("scorer fallback: needs two scorers, as in fallback:hf:ID,pocket")
         super().__init__(*scorers)
-        first, self._second = scorers
+        first, self._second = self.scorers
         self.name = f"fallback:{first.name},{self._second.name}"
-        self.fallback, self.pace = self._second.name, pace_of(first)
-        self.attributes = (*attributes_of(first), FALLBACK)
-        self.highest_of = highest_of(first)
+        self.fallback, self.pace = self._second.name, first.pace
+        self.attributes = (*first.attributes, FALLBACK)
+        self.highest_of = first.highest_of
         self._clock = clock
         self._retry_at: float | None = None  # while the first scorer is down
 
@@ -242,7 +239,7 @@ class FallbackScorer(ScorerWrapper):
             seconds = _PATIENCE_AGAIN
         try:
             with time_limit(seconds):
-                answer = ask(self._scorer, texts)
+                answer = self._scorer.score_attributes(texts)
         except (*SCORER_DOWN, ScorerBrokenError) as error:
             if self._retry_at is None:
                 _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
@@ -255,7 +252,7 @@ class FallbackScorer(ScorerWrapper):
 
     def _verdicts(self, texts: Sequence[Exchange]) -> Attributed:
         """Return the verdicts of the second scorer as scores."""
-        scores = ask(self._second, texts).values
+        scores = self._second.score_attributes(texts).values
         unknown = np.full(len(texts), np.nan)
         return Attributed(
             (scores >= self._second.threshold).astype(np.float64),

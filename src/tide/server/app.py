@@ -20,7 +20,6 @@ from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
-from tide.scorers.base import languages_of
 from tide.scorers.languages import load_identifier
 from tide.server.answers import Refused, ReplyShape, Shape
 from tide.server.gate import VISIT, Gate, Visit
@@ -65,9 +64,7 @@ def create_app(
     serving = Serving(policies, name, monitor)
     proxy = Proxy(engine, serving, monitor) if isinstance(engine, OpenAIEngine) else None
     # No variable keeps a scorer, which is closed once no policy uses it any more.
-    if any(
-        languages_of(policy.detox.scorer) == ("en",) for policy in policies.table.policies.values()
-    ):
+    if any(policy.scorer.languages == ("en",) for policy in policies.table.policies.values()):
         # For a second; the first answers would wait for it, or fail if no file can be written.
         load_identifier()
 
@@ -233,7 +230,7 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
             "model": serving.name,
             "policy": policy.name,
             "mode": policy.mode,
-            "scorer": policy.detox.scorer.name,
+            "scorer": policy.scorer.name,
             "preset": policy.preset,
             "chats": chats,
             "traces": policies.limits.traces,

@@ -33,7 +33,7 @@ from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.results import FinishReason, Result, Trial
 from tide.core.sanitize import Unread, readings
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
-from tide.scorers.base import FALLBACK, Exchange, Scorer, fallback_of
+from tide.scorers.base import FALLBACK, Exchange, ScorerWrapper
 from tide.server.answers import Refused, Shape, event, reply_of_server
 from tide.server.gate import Visit
 from tide.server.monitor import Draft, Entry, Monitor
@@ -328,7 +328,7 @@ class Serving:
                 sent = self._sent(item, calls[number], request)
                 if isinstance(item, Result) and self._passes_fields:
                     sent = await self._counted(sent, item)
-                scorer = calls[number].policy.detox.scorer
+                scorer = calls[number].policy.scorer
                 sent.tide.update(await self.metrics.unread_language(sent.text, scorer))
                 if isinstance(item, Result):
                     record_evaluation(item.best)
@@ -376,7 +376,7 @@ class Serving:
             "flagged": list(best.flagged),
             "repaired": best.repairs > 0,
             "repairs": best.repairs,
-            "scorer": scorer_of(best, call.policy.detox.scorer),
+            "scorer": scorer_of(best, call.policy.scorer),
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
@@ -528,10 +528,10 @@ def _lowered(limits: Mapping[str, float], usual: Settings) -> dict[str, float]:
     return {**usual.thresholds, **limits}
 
 
-def scorer_of(trial: Trial, scorer: Scorer) -> str:
+def scorer_of(trial: Trial, scorer: ScorerWrapper) -> str:
     """Return the name of the scorer that decided, or of its second scorer if that decided once."""
     decided = any(entry.attributes.get(FALLBACK) for entry in trial.trace)
-    return fallback_of(scorer) if decided else scorer.name
+    return scorer.fallback if decided else scorer.name
 
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:

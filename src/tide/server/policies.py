@@ -28,7 +28,7 @@ from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
-from tide.scorers.base import Scorer, close_scorer, is_blank, is_nearly_empty, pace_of
+from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_empty
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
 from tide.server.gate import KEYS, check_exposure, digest
@@ -311,16 +311,17 @@ class ServedPolicy:
     settings: Settings
     measured: MeasuredScorer
     budget: Budget
+    scorer: ScorerWrapper = field(init=False)
     detox: ServedDetoxifier = field(init=False)
     scoring: ScoringApi = field(init=False)
 
     def start(self, engine: Engine, limits: Limits) -> None:
         """Raises InputError for settings that the engine or the scorer does not support."""
-        scorer: Scorer = self.measured
+        self.scorer = self.measured
         if self.stated.never:
-            scorer = MaxScorer([scorer, NeverScorer(self.stated.never)])
-        self.detox = ServedDetoxifier(engine, scorer=scorer, settings=self.settings)
-        self.scoring = ScoringApi(scorer, self.settings, limits)
+            self.scorer = MaxScorer([self.measured, NeverScorer(self.stated.never)])
+        self.detox = ServedDetoxifier(engine, scorer=self.scorer, settings=self.settings)
+        self.scoring = ScoringApi(self.scorer, self.settings, limits)
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,6 @@ class Scorers:
                 loaded = load_scorer(scorer)
             with ExitStack() as opened:
                 opened.callback(close_scorer, loaded)
-                pace_of(loaded)
                 measured = MeasuredScorer(loaded, self._metrics)
                 opened.pop_all()
             self._loaded[key] = measured

@@ -124,7 +124,7 @@ class Proxy:
                 self._monitor.fail(policy, number, choice, "the stream ended early")
                 continue
             self._metrics.add(draft)
-            await self._metrics.unread_language(draft.text, policy.detox.scorer)
+            await self._metrics.unread_language(draft.text, policy.scorer)
             entry = Entry(policy, number, choice)
             self._monitor.begin(entry, call.prompt, draft, call.settings)
 

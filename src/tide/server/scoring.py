@@ -24,11 +24,7 @@ from tide.scorers.base import (
     Exchange,
     Scorer,
     Scores,
-    attributes_of,
-    highest_of,
     is_blank,
-    languages_of,
-    reads_exchanges,
 )
 from tide.scorers.languages import language_of
 from tide.scorers.scoring import Scoring
@@ -174,17 +170,17 @@ class ScoringApi:
     """Scores texts for many clients at once. A text that the settings do not accept is flagged."""
 
     def __init__(self, scorer: Scorer, settings: Settings, limits: Limits) -> None:
-        self._scorer, self.limits = scorer, limits
-        self.reads_exchanges = reads_exchanges(scorer)
-        self.acceptance = Acceptance(settings, highest_of(scorer))
+        self._scoring, self.limits = Scoring(scorer), limits
+        self._scorer = self._scoring.scorer
+        self.reads_exchanges = self._scorer.reads == "exchange"
+        self.acceptance = Acceptance(settings, self._scorer.highest_of)
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
             perspective_name(name): name
-            for name in attributes_of(scorer)
+            for name in self._scorer.attributes
             if perspective_name(name) != ATTRIBUTE
         }
         self._waiting = 0
-        self._scoring = Scoring(scorer)
 
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
         """Answer a request to Perspective's `comments:analyze`."""
@@ -232,7 +228,7 @@ class ScoringApi:
 
     async def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
         """Raise Refused, as Perspective does, for a language that the scorer does not read."""
-        reads, requested = languages_of(self._scorer), request.languages
+        reads, requested = self._scorer.languages, request.languages
         if reads is None:
             return
         unread = [

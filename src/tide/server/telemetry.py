@@ -31,8 +31,6 @@ from tide.scorers.base import (
     Exchange,
     Scorer,
     ScorerWrapper,
-    languages_of,
-    screen_of,
 )
 from tide.scorers.languages import language_of
 from tide.server.gate import LOG, VISIT
@@ -204,9 +202,9 @@ class Metrics:
         self.before.observe(best.base.toxicity)
         self.after.observe(best.toxicity)
 
-    async def unread_language(self, text: str, scorer: Scorer) -> dict[str, str]:
+    async def unread_language(self, text: str, scorer: ScorerWrapper) -> dict[str, str]:
         """Return and count the `language` of a text if the scorer does not read it, else {}."""
-        if languages_of(scorer) != ("en",):
+        if scorer.languages != ("en",):
             return {}
         language = await asyncio.to_thread(language_of, text)
         if language in ("", "en"):
@@ -242,8 +240,8 @@ class MeasuredScorer(ScorerWrapper):
         self.up = True
         self._calls = itertools.count()
         self._latest = 0  # number of the call that `up` tells of
-        if (screen := screen_of(scorer)) is not None:
-            inner = MeasuredScorer(screen, metrics)
+        if self._scorer.screen is not None:
+            inner = MeasuredScorer(self._scorer.screen, metrics)
             # A scorer and its screen may have a member in common.
             inner._lock = self._lock
             self.screen = inner
@@ -252,7 +250,7 @@ class MeasuredScorer(ScorerWrapper):
         with nullcontext() if self.quick or self.concurrent else self._lock:
             number, started = next(self._calls), time.monotonic()
             try:
-                answer = super().score_attributes(texts)
+                answer = self._scorer.score_attributes(texts)
             except ScorerError as error:
                 self._end(number, succeeded=False)
                 self.metrics.failed.labels(type(error).__name__).inc()

@@ -35,7 +35,7 @@ from tests.scorers.services.stand_ins import (
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import Scores, attributes_of, score_groups
+from tide.scorers.base import Scores, adapted, score_groups
 from tide.scorers.guards import RemoteGuard
 from tide.scorers.services import (
     CATEGORIES,
@@ -224,7 +224,7 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Tei) as service:
         scorer = load_scorer(f"classifier:{service.url}")
         assert scorer.name == "classifier:some/model@01234567#toxic,insult"
-        assert attributes_of(scorer) == ("toxic", "insult")
+        assert adapted(scorer).attributes == ("toxic", "insult")
         scores = score_texts(scorer, TEXTS)
         assert scores.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
