@@ -240,6 +240,7 @@ def test_json_is_read_by_any_name_unless_a_browser_sends_it(
         ({"max_completion_tokens": -1}, {}),
         ({"max_tokens": 6.0, "seed": 3.0, "n": 2.0}, {"max_tokens": 6, "seed": 3, "n": 2}),
         ({"top_k": 5.0}, {"top_k": 5}),
+        ({"temperature": 1e-6}, {"temperature": 0}),
         ({"stop": ""}, {}),
         ({"stop": ["", " a"]}, {"stop": " a"}),
     ],

@@ -116,6 +116,60 @@ def test_messages_may_have_older_forms_and_no_content(
     ]
 
 
+BEGUN: dict[str, Any] = {"role": "assistant", "content": "The river runs by", "name": "Ann"}
+
+
+def test_begun_answer_is_continued_and_repaired(upstream: TextServer, server: Running) -> None:
+    writes(upstream, RUDE, repaired=KIND[5:])
+    answer = chat(server, messages=[USER, BEGUN]).json()["choices"][0]
+    assert answer["message"]["content"] == "".join(KIND)
+    first, repair = upstream.requests
+    assert first["messages"] == [USER, BEGUN]
+    kept = BEGUN["content"] + " the people of town were"
+    assert repair["messages"] == [USER, {**BEGUN, "content": kept}]
+    assert all(body["continue_final_message"] for body in (first, repair))
+    whole = server.post("/v1/messages", {"messages": [USER, BEGUN], "max_tokens": 9}).json()
+    assert whole["content"][0]["text"] == "".join(KIND)
+
+
+def test_begun_answer_is_scored_as_a_part_of_the_prompt(
+    upstream: TextServer, text_engine: OpenAIEngine
+) -> None:
+    begun = {**BEGUN, "content": f"A {BAD} river"}
+    with running(
+        text_engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5
+    ) as server:
+        assert chat(server, messages=[USER, begun]).status_code == 400
+    assert not upstream.requests
+
+
+def test_begun_answer_is_refused_if_the_server_begins_another() -> None:
+    with TextServer(continues=False) as upstream, gateway(upstream) as server:
+        refused = chat(server, messages=[USER, BEGUN])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+        assert "does not continue" in refused.json()["error"]["message"]
+        assert not upstream.requests
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([{"role": "system", "content": "Tell me about the town."}], id="no user"),
+        pytest.param([{"role": "user", "content": ""}], id="nothing"),
+        pytest.param([USER, {"role": "assistant", "content": ""}], id="empty answer"),
+    ],
+)
+def test_roles_are_left_to_the_server(
+    messages: list[Any], limit: float | None, upstream: TextServer, text_engine: OpenAIEngine
+) -> None:
+    says(upstream, Said("It is fine."))
+    with running(text_engine, "pocket", preset="backtrack", refuse_prompt_above=limit) as server:
+        answer = chat(server, messages=messages)
+    assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
+    assert upstream.requests[0]["messages"] == messages
+
+
 def test_completion_with_messages_is_no_chat(upstream: TextServer, server: Running) -> None:
     """Nobody has checked these messages."""
     server.ask("The weather", messages=[USER])

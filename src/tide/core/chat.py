@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -143,19 +144,25 @@ class Message(BaseModel):
 class Chat(BaseModel):
     """A conversation that can be used as a prompt; its last message is not the assistant's.
 
-    asks: request fields that allow more than a plain-text answer (`tools`, `tool_choice`,
-    `response_format`, and fields of single servers that ask for JSON or a grammar), as a JSON
-    object. Chats are hashable and compare by content.
+    for_server: whether the server behind a gateway checks the roles in place of this class; it may
+    continue a last message of the assistant. asks: request fields that allow more than a plain-text
+    answer (`tools`, `tool_choice`, `response_format`, and fields of single servers that ask for
+    JSON or a grammar), as a JSON object. Chats are hashable and compare by content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    for_server: bool = False
     messages: tuple[Message, ...] = Field(min_length=1, strict=False)
     asks: str = ""
 
     @field_validator("messages")
     @classmethod
-    def _check_roles(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def _check_roles(
+        cls, messages: tuple[Message, ...], info: ValidationInfo
+    ) -> tuple[Message, ...]:
+        if info.data["for_server"]:
+            return messages
         if messages[-1].role == "assistant":
             raise ValueError("the last message must not have the role assistant")
         if not any(message.role == "user" for message in messages):
@@ -166,7 +173,9 @@ class Chat(BaseModel):
         return messages
 
     @classmethod
-    def of(cls, messages: Any, asks: Mapping[str, Any] | None = None) -> Self:
+    def of(
+        cls, messages: Any, asks: Mapping[str, Any] | None = None, *, for_server: bool = False
+    ) -> Self:
         """Create a chat from `[{"role": "user", "content": "..."}, ...]`. Raises InputError."""
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
             kind = type(messages).__name__
@@ -174,7 +183,8 @@ class Chat(BaseModel):
                 f'messages: expected a list of {{"role": ..., "content": ...}}, got {kind}'
             )
         try:
-            return cls(messages=tuple(messages), asks=json.dumps(asks) if asks else "")
+            written = json.dumps(asks) if asks else ""
+            return cls(for_server=for_server, messages=tuple(messages), asks=written)
         except ValidationError as error:
             raise InputError(problem(error)) from None
 
@@ -207,12 +217,19 @@ class Chat(BaseModel):
         )
 
     @property
+    def begun(self) -> str:
+        """The beginning of the answer: the text of a last message of the assistant."""
+        last = self.messages[-1]
+        return last.content if last.role == "assistant" else ""
+
+    @property
     def unanswered(self) -> list[str]:
         """The last user message, and the `readings` of all later messages and tool calls.
 
         Raises Unread.
         """
-        last = max(i for i, message in enumerate(self.messages) if message.role == "user")
+        users = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        last = max(users, default=0)
         texts = [self.messages[last].content]
         for message in self.messages[last + 1 :]:
             for text in message.texts:

@@ -31,7 +31,7 @@ _Positive = Annotated[float, Field(gt=0, le=1e6)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
 
 # Logits divided by less than this overflow float32.
-_COLDEST = 1e-3
+COLDEST = 1e-3
 
 # The absolute and the relative field of each scale, and the default of the relative field.
 SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
@@ -115,8 +115,8 @@ class Sampling(BaseModel):
     @field_validator("temperature")
     @classmethod
     def _divides(cls, temperature: float) -> float:
-        if 0 < temperature < _COLDEST:
-            raise ValueError(f"should be 0 (greedy), or at least {_COLDEST}")
+        if 0 < temperature < COLDEST:
+            raise ValueError(f"should be 0 (greedy), or at least {COLDEST}")
         return temperature
 
 

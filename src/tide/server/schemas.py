@@ -29,6 +29,7 @@ from tide.core.chat import Chat, Text
 from tide.core.errors import InputError
 from tide.core.http import Rows
 from tide.core.sanitize import half_character
+from tide.core.settings import COLDEST
 from tide.server.answers import Refused
 
 # Parameters that are refused, because they would expose or accept unscored text.
@@ -47,6 +48,12 @@ def _limited(tokens: int | None) -> int | None:
     return None if tokens == -1 else tokens
 
 
+def _greedy(temperature: float) -> float:
+    return 0.0 if 0 < temperature < COLDEST else temperature
+
+
+# Where 0 is refused, clients learned to send 1e-6 for it.
+Temperature = Annotated[float, AfterValidator(_greedy)]
 # An integer, which clients in Lua, R and other languages send as 6.0.
 Whole = Annotated[int, BeforeValidator(_whole)]
 # A limit of tokens. LM Studio, llama.cpp and Ollama take -1 for none.
@@ -124,7 +131,7 @@ class Generation(Body):
 
     model: Text | None = None
     max_tokens: MaxTokens = None
-    temperature: float | None = None
+    temperature: Temperature | None = None
     top_p: float | None = None
     top_k: Whole | None = None
     min_tokens: Whole | None = None
@@ -373,7 +380,8 @@ class ChatRequest(Generation):
         for name, value in asks.items():
             if half_character(json.dumps(value, ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
-        return Chat.of([message.plain() for message in self.messages], asks)
+        messages = [message.plain() for message in self.messages]
+        return Chat.of(messages, asks, for_server=forms is not None)
 
     def _check_only_text(self) -> None:
         for number, message in enumerate(self.messages):

@@ -186,6 +186,8 @@ class OpenAIEngine(Engine):
         return False  # a token is a whole word
 
     def _render(self, chat: Chat) -> Rendered:
+        if chat.begun and self._server.continued is None:
+            raise InputError("messages: this server does not continue a message of the assistant")
         read = render(chat, as_lines, self.name)
         text = ChatText(str(read), read.spans)
         text.chat = chat
@@ -369,11 +371,15 @@ class StreamedAnswer:
             self._continues = server.continued is not None or chat.in_parts
             is_redrawn = self._redraws > 0 or (bool(self.banned) and server.token_source is None)
             self._whole = chat.in_parts or (not self._continues and is_redrawn)
-            self.aside = Aside(inline=True)
-            return chat.asked | self._sampling(server) | {"messages": messages}
+            self.aside = Aside(inline=not chat.begun)
+            if not chat.begun:
+                return chat.asked | self._sampling(server) | {"messages": messages}
         if server.continued is None:
             raise CompletionError("the server cannot continue an answer to a chat")
-        messages = [*messages, {"role": "assistant", "content": written}]
+        answer = {"role": "assistant"}
+        if chat.begun:
+            *messages, answer = messages
+        messages = [*messages, {**answer, "content": chat.begun + written}]
         return self._sampling(server) | {"messages": messages, **server.continued}
 
     def _sampling(self, server: Capabilities) -> dict[str, Any]:
