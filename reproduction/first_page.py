@@ -49,7 +49,7 @@ from tide.data.texts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
 from tide.evaluation.metrics import Estimate, as_share, bootstrapped
 from tide.evaluation.significance import holm, signed_rank
-from tide.scorers.pocket import digest
+from tide.scorers.pocket import digest_of_bytes
 
 REPOSITORY = Path(__file__).parents[1]
 ORDINARY = REPOSITORY / "benchmarks/questions/ordinary.jsonl"
@@ -164,7 +164,7 @@ def outcomes(folder: Path) -> pd.DataFrame:
             trials = frame(run)
             keys = {"set": set_name, "method": method, "seed": seed, "id": trials["id"]}
             rows = pd.DataFrame(keys)
-            rows["text"] = [digest(text.encode()) for text in trials["text"]]
+            rows["text"] = [digest_of_bytes(text.encode()) for text in trials["text"]]
             rows["toxicity"] = trials[f"toxicity {run.scorer}"]
             for source in run.sources[1:]:
                 rows[f"{TOXIC}{short(source)}"] = trials[f"toxic {source}"]

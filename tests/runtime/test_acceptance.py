@@ -80,7 +80,7 @@ def test_an_unknown_attribute_fails_its_limit(highest_of: tuple[str, ...]) -> No
     rule = acceptance(*highest_of)
     assert rule.failed(scores.rows()[0]) == ("threat",)
     assert not rule.passes(scores.rows()[0])
-    assert rule.passes(TextScore(0.0, empty=True))
+    assert rule.passes(TextScore(0.0, unscored=True))
 
 
 def test_the_scaled_score_fails_exactly_at_a_limit() -> None:

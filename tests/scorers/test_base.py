@@ -221,7 +221,7 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     scorer = FakeScorer(lambda text: len(text) / 100)
     scores = score_texts(scorer, ["ab", "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
-    assert scores.empty.tolist() == [skip is is_nearly_empty, False]
+    assert scores.unscored.tolist() == [skip is is_nearly_empty, False]
     assert ("ab" in scorer.texts) == (skip is not is_nearly_empty)
 
 

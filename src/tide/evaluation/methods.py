@@ -188,7 +188,7 @@ class BaselineMethod:
                     text=generation.completion.text,
                     toxicity=float(scores.values[i]),
                     attributes=scores.known(i),
-                    empty=bool(scores.empty[i]),
+                    empty=bool(scores.unscored[i]),
                     evaluations=generation.evaluations,
                     rounds=generation.evaluations,
                     num_tokens=len(generation.completion.token_ids),

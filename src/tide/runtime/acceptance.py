@@ -35,7 +35,7 @@ class Acceptance:
         insult of 0.2 counts as 0.05.
         """
         settings = self.settings
-        if score.empty or not (settings.thresholds or settings.on_fail):
+        if score.unscored or not (settings.thresholds or settings.on_fail):
             return score.value
         shares = [
             value / limit
@@ -58,14 +58,14 @@ class Acceptance:
 
         It is 1 if an attribute reaches its own limit.
         """
-        if score.empty:
+        if score.unscored:
             return score.value
         (_, value, _), *limits = self._limits(score)
         return 1.0 if any(reached >= limit for _, reached, limit in limits) else value
 
     def failed(self, score: TextScore) -> tuple[str, ...]:
         """Return the names of the limits that a text of this score reaches."""
-        if score.empty:
+        if score.unscored:
             return ()
         return tuple(name for name, value, limit in self._limits(score) if value >= limit)
 

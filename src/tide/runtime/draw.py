@@ -20,7 +20,7 @@ from tide.search.backtrack import BacktrackOptions
 
 # The score of an answer with JSON that cannot be read. No scorer has scored it, so it is never
 # flagged.
-UNREAD = TextScore(1.0, empty=True)
+UNREADABLE = TextScore(1.0, unscored=True)
 # What such an answer is said to fail.
 JSON = "json"
 # The form that a chat asks for: JSON, or "any" for what may be JSON, as text by a grammar.
@@ -52,7 +52,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
             empty = task.skips(text) and not has_parts
-            failed = (JSON,) if score is UNREAD else acceptance.failed(score)
+            failed = (JSON,) if score is UNREADABLE else acceptance.failed(score)
             effort.record(text, score, len(watch.ids), reason, empty=empty, failed=failed)
             # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
             if acceptance.passes(score):
@@ -97,7 +97,7 @@ async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort)
 async def score_whole(
     task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts, *, is_cut: bool
 ) -> TextScore:
-    """Score all texts of a whole answer; return the worst score, or UNREAD for unreadable JSON.
+    """Score all texts of a whole answer; return the worst score, or UNREADABLE for unreadable JSON.
 
     is_cut: whether the maximum length or the server's filter cut the answer, so that JSON may be
     incomplete.
@@ -106,7 +106,7 @@ async def score_whole(
     try:
         texts = texts_of(text, parts, task.settings, form=form, is_cut=is_cut)
     except Unread:
-        return UNREAD
+        return UNREADABLE
     if len(texts) == 1 and task.skips(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)

@@ -123,7 +123,7 @@ class Search:
         for candidate, completion, score in zip(
             candidates, completions, scores.rows(), strict=True
         ):
-            empty = score.empty
+            empty = score.unscored
             value = of_empty if empty else acceptance.scaled(score)
             text = completion.text
             if not empty:

@@ -112,7 +112,7 @@ class Effort:
         The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
         """
         passes = settings.accept_empty or not self.trace
-        return TextScore(0.0 if passes else 1.0, empty=True)
+        return TextScore(0.0 if passes else 1.0, unscored=True)
 
     def check_deadline(self, settings: Settings) -> None:
         """Raise DeadlineError if no text was scored before the deadline passed."""

@@ -163,11 +163,11 @@ def code_of(scorer: Scorer) -> str:
 
 
 class TextScore(NamedTuple):
-    """The score of one text and its attributes, all in [0, 1]. empty: see `Scores`."""
+    """The score of one text and its attributes, all in [0, 1]. unscored: see `Scores`."""
 
     value: float
     attributes: Mapping[str, float] = {}
-    empty: bool = False
+    unscored: bool = False
 
 
 class Attributed(NamedTuple):
@@ -204,12 +204,15 @@ class Attributed(NamedTuple):
 
 
 class PlainScorer:
-    """Base of scorers that have no resources to release and whose threshold is 0.5."""
+    """Base of scorers whose threshold is 0.5, and whose calls may run in an event loop.
+
+    A scorer that holds more than this loop, such as a model, releases it in a `close` of its own.
+    """
 
     threshold = 0.5
 
     def close(self) -> None:
-        """Cancel running calls; there is nothing else to release."""
+        """Cancel running calls, and end the event loop."""
         if (portal := vars(self).get("_portal")) is not None:
             portal.close()
 
@@ -387,13 +390,13 @@ class CallableScorer(PlainScorer):
 class Scores:
     """Scores of n texts; all arrays have shape (n,).
 
-    values: toxicity in [0, 1]. attributes: arrays by name, NaN where unknown. empty: bool, true for
-    texts that were not sent to the scorer, because they are (nearly) empty.
+    values: toxicity in [0, 1]. attributes: arrays by name, NaN where unknown. unscored: bool, true
+    for texts that were not sent to the scorer, because they are (nearly) empty.
     """
 
     values: Floats
     attributes: Mapping[str, Floats]
-    empty: NDArray[np.bool_]
+    unscored: NDArray[np.bool_]
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
         """Split the scores into groups of these sizes."""
@@ -402,16 +405,16 @@ class Scores:
             Scores(
                 self.values[part],
                 {name: column[part] for name, column in self.attributes.items()},
-                self.empty[part],
+                self.unscored[part],
             )
             for part in parts
         ]
 
     def rows(self) -> list[TextScore]:
         """Return the score of each text."""
-        empty = self.empty.tolist()
+        unscored = self.unscored.tolist()
         return [
-            TextScore(value, self.known(row), empty[row])
+            TextScore(value, self.known(row), unscored[row])
             for row, value in enumerate(self.values.tolist())
         ]
 
@@ -458,15 +461,15 @@ def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = Non
     skipped = [skip is not None and skip(exchange.text) for exchange in exchanges]
     if not any(skipped):
         return Scores(*scorer.score_attributes(exchanges), np.zeros(len(exchanges), dtype=np.bool_))
-    empty = np.array(skipped, dtype=np.bool_)
-    sent = np.flatnonzero(~empty)
+    unscored = np.array(skipped, dtype=np.bool_)
+    sent = np.flatnonzero(~unscored)
     answer = scorer.score_attributes([exchanges[number] for number in sent])
     values = np.zeros(len(exchanges))
     values[sent] = answer.values
     attributes = {name: np.full(len(exchanges), np.nan) for name in answer.attributes}
     for name, column in attributes.items():
         column[sent] = answer.attributes[name]
-    return Scores(values, attributes, empty)
+    return Scores(values, attributes, unscored)
 
 
 def score_groups(

@@ -23,7 +23,7 @@ from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings
 from tide.scorers.languages import language_of
-from tide.scorers.pocket import digest, normalize, sigmoid
+from tide.scorers.pocket import digest_of_bytes, normalize, sigmoid
 
 # Else it keeps an id of this machine in the home folder, and sends it with what it runs to
 # Microsoft, by a thread for which a forked process would wait for ever.
@@ -139,7 +139,7 @@ class EncoderScorer(PlainScorer):
             self.reader = Reader(pieces, self.shape, "types" in self.inputs)
             if not np.isfinite(self.outputs([Exchange("a", "a")])).all():
                 raise ValueError("its network computes values that are not finite")
-        self.name = f"{self.kind}@{digest(content)}"
+        self.name = f"{self.kind}@{digest_of_bytes(content)}"
 
     def score(self, texts: Sequence[Scored]) -> Floats:
         exchanges = list(map(exchange_of, texts))

@@ -135,7 +135,7 @@ def fingerprint() -> str:
 
     A weights file holds it, and is read only by code that computes the same features.
     """
-    return digest(columns(_PROBE).astype("<i8").tobytes())
+    return digest_of_bytes(columns(_PROBE).astype("<i8").tobytes())
 
 
 def columns(text: str) -> Any:
@@ -169,7 +169,7 @@ def calibrated(logits: Floats, knots: Floats) -> Floats:
     return np.asarray(np.interp(logits, before, after) + outside, dtype=np.float64)
 
 
-def digest(content: bytes) -> str:
+def digest_of_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
@@ -277,7 +277,7 @@ class PocketScorer(ReadingScorer):
             for name, tensor in tensors.items():
                 if not np.isfinite(tensor).all():
                     raise ValueError(f"its weight {name} holds values that are not finite")
-            revision = digest(path.read_bytes())
+            revision = digest_of_bytes(path.read_bytes())
             by_column, bias, self._knots = (
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )

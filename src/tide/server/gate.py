@@ -206,7 +206,7 @@ class Gate:
             key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        sent_digest = digest(key.strip())
+        sent_digest = digest_of_key(key.strip())
         # All keys are compared, so that the response time reveals nothing about them.
         matches = [
             policies
@@ -291,7 +291,7 @@ def _numbered(number: str, path: str) -> list[tuple[bytes, bytes]]:
     return [(name, number.encode()) for name in names]
 
 
-def digest(key: str) -> bytes:
+def digest_of_key(key: str) -> bytes:
     """Return the SHA-256 digest of a key. Only digests are stored."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 

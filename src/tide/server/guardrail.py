@@ -148,7 +148,7 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
         exchanges = request.exchanges(with_prompt=scoring.reads_exchanges)
     except Unread as error:
         return _Verdict(blocked=sanitized(str(error)))
-    worst, at_once = TextScore(0.0, empty=True), scoring.limits.max_texts
+    worst, at_once = TextScore(0.0, unscored=True), scoring.limits.max_texts
     for start in range(0, len(exchanges), at_once):  # tools alone may hold hundreds of texts
         scores = await scoring.score(exchanges[start : start + at_once])
         worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)

@@ -42,8 +42,8 @@ class Draft:
     """An answer that was given out before it is scored.
 
     parts: tool calls and reasoning. is_stream: whether it was streamed, so it is judged part by
-    part. pieces: as the engine wrote them, if it runs in this process. usage: a server's count of
-    the tokens of prompt and answer.
+    part. pieces: as the engine wrote them; none of an answer that was passed on. usage: a server's
+    count of the tokens of prompt and answer.
     """
 
     text: str

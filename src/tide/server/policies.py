@@ -31,7 +31,7 @@ from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_empty
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
-from tide.server.gate import KEYS, check_exposure, digest
+from tide.server.gate import KEYS, check_exposure, digest_of_key
 from tide.server.limits import Limits
 from tide.server.monitor import Draft, Forecast, forecast
 from tide.server.monitor import write as write_unjudged
@@ -172,7 +172,7 @@ class PolicyFile(_Part):
                     raise ValueError(f"{place}: unknown policy {name!r}; the file has: {known}")
         of: dict[str, str] = {}
         for name, key in self.keys.items():
-            if bytes.fromhex(key.sha256) == digest(""):
+            if bytes.fromhex(key.sha256) == digest_of_key(""):
                 raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
             if (first_name := of.setdefault(key.sha256, name)) != name:
                 raise ValueError(f"keys.{name}.sha256: is also the digest of {first_name}")
@@ -357,7 +357,7 @@ class Scorers:
 
     def load(self, scorer: Any) -> MeasuredScorer:
         """Load a scorer, or reuse it. Raises TideError if it cannot be loaded."""
-        key = (scorer, files_of(scorer))
+        key = (scorer, files_named_in(scorer))
         measured = self._loaded.get(key)
         if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
@@ -376,7 +376,7 @@ class Scorers:
             end()
 
 
-def files_of(scorer: Any) -> Any:
+def files_named_in(scorer: Any) -> Any:
     """Return the files that a spec names, with times and sizes. A change reloads the scorer."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
     states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
@@ -403,7 +403,7 @@ class Policies:
     ) -> None:
         self.limits, self.metrics = limits or Limits(), Metrics()
         self._line, self._path, self._host = line, path, host
-        self._keys = [digest(key.get_secret_value()) for key in keys]
+        self._keys = [digest_of_key(key.get_secret_value()) for key in keys]
         self._scorers = Scorers(self.metrics)
         self._reloading = threading.Lock()
         self.table = Table({}, (), {})
