@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -106,57 +105,50 @@ def _check(value: Mapping[str, Any], where: str) -> None:
             raise Unread(f"{where}.{key} cannot be scored" if where else f"{key} cannot be scored")
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """score: of the worst text. blocked: why the request is blocked."""
-
-    score: float | None = None
-    blocked: str = ""
-
-
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
     """Answer a request of the guardrail. number: the request's number in the log.
 
     A monitored policy always answers NONE. An enforced policy raises the scorer's errors.
     """
-    verdict = _Verdict()
+    score: float | None = None
+    blocked = ""
     failure: Exception | None = None
     try:
-        verdict = await _judge(policy, request)
+        score, blocked = await _judge(policy, request)
     except Exception as error:
         failure = error
     outcome = "passed"
-    if failure is not None or verdict.blocked:
+    if failure is not None or blocked:
         outcome = "blocked" if failure is None else "failed"
         reason = None if failure is None else traced(failure)
         line: dict[str, Any] = {"request": number, "policy": policy.name, "outcome": outcome}
-        line |= {"input": request.input_type, "score": verdict.score, "error": reason}
+        line |= {"input": request.input_type, "score": score, "error": reason}
         LOG.info(json.dumps({"guardrail": line}))
     policy.measured.metrics.guardrail.labels(policy.name, outcome).inc()
-    if policy.mode == "monitor":
-        return {"action": "NONE"}
-    if failure is not None:
-        raise failure
-    if verdict.blocked:
-        return {"action": "BLOCKED", "blocked_reason": verdict.blocked}
+    if policy.mode == "enforce":
+        if failure is not None:
+            raise failure
+        if blocked:
+            return {"action": "BLOCKED", "blocked_reason": blocked}
     return {"action": "NONE"}
 
 
-async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
+async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> tuple[float | None, str]:
+    """Return the score of the worst text, and why the request is blocked; "" if it is not."""
     scoring = policy.scoring
     try:
         exchanges = request.exchanges(with_prompt=scoring.reads_exchanges)
     except Unread as error:
-        return _Verdict(blocked=sanitized(str(error)))
+        return None, sanitized(str(error))
     worst, at_once = TextScore(0.0, unscored=True), scoring.limits.max_texts
     for start in range(0, len(exchanges), at_once):  # tools alone may hold hundreds of texts
         scores = await scoring.score(exchanges[start : start + at_once])
         worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)
     if scoring.acceptance.passes(worst):
-        return _Verdict(worst.value)
+        return worst.value, ""
     values = {SCORE: worst.value, **worst.attributes}
     failed = [
         f"{name} {format_score(values[name], False) if name in values else 'unknown'}"
         for name in scoring.acceptance.failed(worst)
     ]
-    return _Verdict(worst.value, ", ".join(failed))
+    return worst.value, ", ".join(failed)
