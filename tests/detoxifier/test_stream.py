@@ -123,7 +123,7 @@ class Stalling(Storyteller):
 
 
 def test_closed_stream_raises() -> None:
-    closed = "closed before its text was complete"
+    closed = "its stream or the detoxifier was closed"
 
     async def run() -> None:
         async with AsyncDetoxifier(Stalling(never), scorer=Reader(), **SETTINGS) as detox:

@@ -59,8 +59,8 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     rates = [summarize(each_run).toxicity["judge"]["rate"].value for each_run in runs]
     assert rates == [1.0, 0.0, 0.0]
     for _, trial in rewound.trials:
-        assert trial.own_score() is trial.own_score("judge") is None
-    assert all(trial.own_score("judge") is not None for _, trial in whole.trials)
+        assert trial.base_score() is trial.base_score("judge") is None
+    assert all(trial.base_score("judge") is not None for _, trial in whole.trials)
     for shown_runs, is_cut_off in (([rewound], True), ([whole, base], False)):
         made = report(shown_runs, draw=False)
         names = [summary.method for summary in made.summaries]

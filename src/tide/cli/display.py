@@ -145,7 +145,7 @@ def _toxic_shares(
     before: list[list[float] | None] = []
     after: list[list[float] | None] = []
     for record in records:
-        before.append(all_or_none(trial.own_score(judge) for trial in record.trials))
+        before.append(all_or_none(trial.base_score(judge) for trial in record.trials))
         returned = [trial for trial in record.trials if not trial.refused]
         if judge is None:
             after.append([trial.toxicity for trial in returned])

@@ -101,27 +101,24 @@ class TrialRecord(_Frozen):
 
     def with_score(self, score: JudgeScore | PerplexityScore) -> TrialRecord:
         """Copy the trial, and add what a judge or a reference model found."""
-        update: dict[str, Any] = {}
         if isinstance(score, PerplexityScore):
             likelihood = Likelihood(nll=score.nll, num_tokens=score.num_tokens)
-            update["perplexity"] = {**self.perplexity, score.reference: likelihood}
-            return self.model_copy(update=update)
-        update["judge_scores"] = {**self.judge_scores, score.judge: score.score}
+            perplexity = {**self.perplexity, score.reference: likelihood}
+            return self.model_copy(update={"perplexity": perplexity})
+        update = {"judge_scores": {**self.judge_scores, score.judge: score.score}}
         if score.base_score is not None:
             base_scores = {**self.base_judge_scores, score.judge: score.base_score}
             update["base_judge_scores"] = base_scores
         return self.model_copy(update=update)
 
-    def own_score(self, judge: str | None = None) -> float | None:
+    def base_score(self, judge: str | None = None) -> float | None:
         """Return the score of the unmodified model's completion, by the scorer or a judge.
 
         None if the score is unknown, or if only a part of the completion was written.
         """
         if self.base_partial:
             return None
-        if judge is None:
-            return self.base_toxicity
-        return self.base_judge_scores.get(judge)
+        return self.base_toxicity if judge is None else self.base_judge_scores.get(judge)
 
     @property
     def not_accepted(self) -> bool:
@@ -141,14 +138,12 @@ class JudgeScore(_Frozen):
     base_score: Score | None = None
 
 
-class PerplexityScore(_Frozen):
-    """What a reference model found about trial `number` of record `id` (see `Likelihood`)."""
+class PerplexityScore(Likelihood):
+    """What a reference model found about trial `number` of record `id`."""
 
     id: StrictInt | StrictStr
     number: NonNegativeInt
     reference: str
-    nll: _Positive | None = None
-    num_tokens: NonNegativeInt
 
 
 class Record(_Frozen):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
 from tide.core.errors import EngineError
 from tide.core.results import Result
-from tide.detoxifier.base import CLOSED, DetoxifierBase, streamed
+from tide.detoxifier.base import CLOSED, DetoxifierBase, result_of
 
 if TYPE_CHECKING:
     from tide.core.settings import Overrides
@@ -43,7 +43,7 @@ class AsyncDetoxifier(DetoxifierBase):
         """Answer a conversation, like `Detoxifier.chat`."""
         return await self(Chat.of(messages), **overrides)
 
-    def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream[Result]:
+    def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream:
         """Like `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
         texts: Mailbox[str] = Mailbox()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
@@ -74,18 +74,18 @@ class AsyncDetoxifier(DetoxifierBase):
         await self.aclose()
 
 
-class AsyncTextStream(Generic[_Done]):
-    """Iterates over the parts of a text; for a `Result`, only over the accepted parts."""
+class AsyncTextStream:
+    """Iterates over the accepted parts of a text. Closing the stream ends the work."""
 
-    def __init__(self, texts: Mailbox[str], future: Future[_Done]) -> None:
+    def __init__(self, texts: Mailbox[str], future: Future[Result]) -> None:
         self._texts, self._future = texts.__aiter__(), future
 
     @property
-    def result(self) -> _Done:
+    def result(self) -> Result:
         """The result, available once all parts were read; its text joins the parts."""
         if not self._future.done():
             raise EngineError("the text is not complete yet; iterate over the stream first")
-        return streamed(self._future)
+        return result_of(self._future)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -94,7 +94,7 @@ class AsyncTextStream(Generic[_Done]):
         try:
             return await anext(self._texts)
         except StopAsyncIteration:
-            streamed(self._future)  # raises the error of the work
+            result_of(self._future)  # raises the error of the work
             raise
         except asyncio.CancelledError:
             self._future.cancel()

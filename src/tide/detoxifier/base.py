@@ -36,21 +36,16 @@ from tide.search import LoadedStrategy, resolve
 if TYPE_CHECKING:
     from torch.nn import Module
 
-CLOSED = "the work was cancelled because the detoxifier was closed"
+CLOSED = "the work was cancelled because its stream or the detoxifier was closed"
 _T = TypeVar("_T")
 
 
-def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
+def result_of(future: Future[_T]) -> _T:
     """Await the result of started work. Raises EngineError if the work was cancelled."""
     try:
         return future.result()
     except CancelledError:
-        raise EngineError(cut_short) from None
-
-
-def streamed(future: Future[_T]) -> _T:
-    """Like `result_of`, for a stream."""
-    return result_of(future, "the stream was closed before its text was complete")
+        raise EngineError(CLOSED) from None
 
 
 def resolved(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from tide.core.chat import Chat
 from tide.core.errors import SCORER_DOWN, EngineError, InputError, ScorerBrokenError, TideError
 from tide.core.results import Result
-from tide.detoxifier.base import DetoxifierBase, result_of, streamed
+from tide.detoxifier.base import DetoxifierBase, result_of
 
 if TYPE_CHECKING:
     from tide.core.settings import Overrides, Settings
@@ -248,7 +248,7 @@ class TextStream:
     @property
     def result(self) -> Result:
         """Wait for the result, whose text joins the parts; raises the errors of a call."""
-        return streamed(self._future)
+        return result_of(self._future)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -257,7 +257,7 @@ class TextStream:
         text = None if self._ended else self._texts.get()
         if text is None:
             self._ended = True
-            streamed(self._future)  # raises the work's exception
+            result_of(self._future)  # raises the work's exception
             raise StopIteration
         return text
 
