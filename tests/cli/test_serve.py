@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from tests.server.running import wait_until
 from tide.cli.app import app
 from tide.cli.serve import _address, _limit_threads, _listening, _logging_as_json, _server
 from tide.core.errors import InputError
-from tide.core.sanitize import logger
+from tide.core.sanitize import hide, logger
 
 KEY = "sk-of-the-serving-tests"
 
@@ -132,6 +133,14 @@ def test_log_line_that_is_cut_is_json(capsys: pytest.CaptureFixture[str]) -> Non
         logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in lines] == ["info"] * 2
+
+
+def test_log_line_of_a_library_is_json_without_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    hide("sk-in-no-other-test")
+    with _logging_as_json({"loading": "x"}):
+        logging.getLogger("asyncio").error("failed:\n%s", "sk-in-no-other-test")
+    _, line = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "failed: ***"
 
 
 def test_listener_sends_without_delay() -> None:

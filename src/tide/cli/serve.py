@@ -30,7 +30,7 @@ import typer
 from tide.cli import check_stop, format_last_lines, options, stops_normally
 from tide.cli.display import chosen_settings, model_label
 from tide.core.errors import InputError, first_line, require, validated
-from tide.core.sanitize import logger
+from tide.core.sanitize import logger, sanitized
 from tide.evaluation.console import ERRORS
 from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
@@ -327,7 +327,7 @@ class _Json(logging.Formatter):
     """Formats each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
+        message = sanitized(record.getMessage())
         try:
             content = json.loads(message) if message.startswith("{") else {"message": message}
         except ValueError:  # JSON that was cut to the length of a line
@@ -346,6 +346,8 @@ def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter := _Json())
     format_last_lines(formatter)
+    root = logging.getLogger()
+    root.addHandler(handler)  # of libraries, warnings
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
     before = [(log.handlers, log.level, log.propagate) for log in logs]
     for log in logs:
@@ -355,6 +357,7 @@ def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        root.removeHandler(handler)
         for log, (handlers, level, propagate) in zip(logs, before, strict=True):
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
