@@ -152,6 +152,13 @@ def test_listener_sends_without_delay() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
+    with _listening("::", 0) as listener:
+        address = ("127.0.0.1", listener.getsockname()[1])
+        socket.create_connection(address).close()
+
+
 def test_address_of_ipv6_is_a_url() -> None:
     with _listening("::1", 0) as listener:
         assert httpx.URL(_address("::1", listener)).port == listener.getsockname()[1]

@@ -308,8 +308,9 @@ def _server(app: Gate, drain: float) -> Any:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()  # all addresses, those of IPv4, too
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
         raise InputError(f"--host {host} --port {port}: {first_line(error)}") from None
     # Connections inherit this option. asyncio sets it only for sockets that it creates; without it

@@ -151,7 +151,7 @@ class Client(httpx.AsyncClient):
     def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
         if key is not None:
             options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
-        problem = "the proxies (ALL_PROXY, ...) or SSL_CERT_FILE of the environment cannot be used"
+        problem = "ALL_PROXY, ..., NO_PROXY or SSL_CERT_FILE of the environment cannot be used"
         with guarded(EnvironmentVariableError, problem):
             super().__init__(
                 timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
