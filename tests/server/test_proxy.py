@@ -105,7 +105,9 @@ def test_errors_of_the_server_are_passed_on(upstream: TextServer, server: Runnin
     assert server.http.post("/v1/completions", content=b"5").content == b"no JSON"
 
 
-def test_keys_are_not_passed_on(upstream: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_passed_on_without_keys(
+    upstream: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     seen: list[Any] = []
 
@@ -120,14 +122,16 @@ def test_keys_are_not_passed_on(upstream: TextServer, monkeypatch: pytest.Monkey
     with gateway(upstream, mode="monitor", keys=("secret-a",)) as server:
         upstream.faults = {"<quote>": Broken(quote)}
         headers = {"Authorization": "Bearer secret-a", "traceparent": "00-1-2-01"}
-        headers["content-type"] = "text/x-json"
+        headers |= {"content-type": "text/x-json", "x-title": "Caf\u00e9"}
         body = {"prompt": "<quote>"}
-        answer = server.http.post("/v1/completions", json=body, headers=headers)
+        encoded = {name: value.encode() for name, value in headers.items()}
+        answer = server.http.post("/v1/completions", json=body, headers=encoded)
     assert (answer.status_code, answer.text) == (400, "wrong key Bearer ***")
     (sent,) = seen
     assert sent["Authorization"] == f"Bearer {KEY}"
     assert sent["traceparent"] == "00-1-2-01"
     assert sent["content-type"] == "text/x-json"
+    assert sent["x-title"].encode("latin-1") == encoded["x-title"]
 
 
 def test_a_gone_server_is_said_after_some_seconds() -> None:

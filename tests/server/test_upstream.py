@@ -147,6 +147,12 @@ def test_answer_that_is_not_streamed_is_scored_and_sent(stream: bool, upstream: 
             assert (text in said.text) is is_fine
 
 
+def test_request_may_have_a_trace_that_is_not_ascii(server: Running) -> None:
+    body = {"prompt": "A kind text", "max_tokens": 6}
+    answer = server.http.post("/v1/completions", json=body, headers={"traceparent": b"\xe9"})
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize("options", [{"timeout": 0.3}, {"deadline": 0.3}])
 def test_server_that_is_silent_is_a_timeout(options: Any, upstream: TextServer) -> None:
     upstream.faults = {"<slow>": FAULTS["hangs"]}

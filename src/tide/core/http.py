@@ -243,8 +243,10 @@ class Client(httpx.AsyncClient):
         headers: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"}),
     ) -> AsyncIterator[httpx.Response]:
         # Compression is refused: an answer could unpack to a thousand times the counted bytes.
-        headers = {**headers, **TRACE.get(), "Accept-Encoding": "identity"}
-        async with self.stream(method, url, content=content, headers=headers) as response:
+        sent = {**headers, **TRACE.get(), "Accept-Encoding": "identity"}
+        # A client's headers may hold other characters than ASCII.
+        encoded = httpx.Headers(sent, encoding="latin-1")
+        async with self.stream(method, url, content=content, headers=encoded) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
                 raise ServerFailed("sent a compressed answer, which is refused", encoding)
