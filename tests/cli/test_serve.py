@@ -75,7 +75,7 @@ def test_serve_reloads_policies_and_drains_at_signals(tmp_path: Path) -> None:
     assert [answer.json()["tide"]["policy"] for answer in answers] == ["first", "second"]
     (line,) = [json.loads(line) for line in said.splitlines() if "kept as they were" in line]
     assert line["level"] == "error"
-    assert "policies.third.scorer" in line["problem"]
+    assert "policies.third: unknown scorer" in line["problem"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(line["choice"] for line in lines) == list(range(8))
     assert {line["policy"] for line in lines} == {"first"}
