@@ -171,6 +171,9 @@ def test_score_file_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert tide(*command) == 1
     assert "exists" in capsys.readouterr().err
     assert tide(*command, "--overwrite") == 0
+    for name in ("scores.csv", "scores.jsonl.gz"):
+        assert tide("score", "-i", path, "-o", tmp_path / name) == 1
+        assert f"{name} is not a .jsonl file" in capsys.readouterr().err
 
 
 def test_score_masks_listed_words(

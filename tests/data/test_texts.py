@@ -55,6 +55,7 @@ def test_prompts_of_every_kind_of_file(
         ("a.jsonl", b'{"prompt": "one"}\n["two"]\n', "line 2: not a JSON object"),
         ("a.jsonl", b'{"text": "two"}\n', "line 1: no text field 'prompt'; .*--field: text"),
         ("a.jsonl", b'{"messages": []}\n', "line 1: no text field 'prompt'; add --chat"),
+        ("a.jsonl", b'{"prompt": null}\n', "line 1: 'prompt' must be a text, got null"),
         ("a.jsonl", b"{}\n", "line 1: no text field 'prompt'; the object is empty"),
         ("a.jsonl", b'{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),
         ("a.jsonl", b'{"id": [1], "prompt": "one"}\n', "line 1: 'id' is neither"),

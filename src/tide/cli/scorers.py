@@ -62,6 +62,8 @@ def score(
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
+    if output is not None and output.suffix not in ("", ".jsonl"):
+        raise InputError(f"--output: {output} is not a .jsonl file")
     from tide.scorers.base import Exchange  # noqa: PLC0415  (slow import)
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 

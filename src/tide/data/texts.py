@@ -125,13 +125,14 @@ def _chat(messages: Any, where: str) -> Chat:
 def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     text = value.get("text") if isinstance(value, dict) else value
-    if text is None:
+    if field not in row:
         has = sanitized(", ".join(row))
         fix = f"name a field with --field: {has}" if has else "the object is empty"
         fix = "add --chat" if "messages" in row else fix
         raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
-        raise InputError(f"{where}: {field!r} must be a text, got {type(text).__name__}")
+        kind = "null" if text is None else type(text).__name__
+        raise InputError(f"{where}: {field!r} must be a text, got {kind}")
     return text
 
 
