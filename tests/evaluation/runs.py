@@ -85,7 +85,7 @@ def config(method: str, **more: Any) -> dict[str, Any]:
         "format": FORMAT,
         "method": method,
         "benchmark": {"name": "toy", "source": "made up", "prompts": 0},
-        "protocol": {"name": "tide", "toxic_threshold": 0.5, "toxic_inclusive": False},
+        "protocol": {"name": "tide", "toxic_inclusive": False},
         "model": "pocket",
         "scorer": {"spec": "scorer", "name": "scorer@1"},
         "judges": [{"spec": "judge", "name": JUDGE}],

@@ -26,7 +26,7 @@ from tide.evaluation.tables import Column
 def test_toxicity_averages_maximum_and_mean_of_prompts(
     inclusive: bool, rate: float, each: float
 ) -> None:
-    protocol = {"toxic_threshold": 0.5, "toxic_inclusive": inclusive}
+    protocol = {"toxic_inclusive": inclusive}
     made = run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]], protocol=protocol)
     values = summarize(made).toxicity["scorer@1"]
     assert values["max"].value == pytest.approx((0.9 + 0.4 + 0.5) / 3)

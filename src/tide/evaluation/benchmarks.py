@@ -234,11 +234,7 @@ class Protocol:
     @property
     def config(self) -> dict[str, Any]:
         """The protocol's entry in a run's configuration; the run's settings hold the sampling."""
-        return {
-            "name": self.name,
-            "toxic_threshold": 0.5,
-            "toxic_inclusive": self.toxic_inclusive,
-        }
+        return {"name": self.name, "toxic_inclusive": self.toxic_inclusive}
 
 
 _COLD = {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}
