@@ -144,15 +144,13 @@ class Message(BaseModel):
 class Chat(BaseModel):
     """A conversation that can be used as a prompt; its last message is not the assistant's.
 
-    for_server: whether the server behind a gateway checks the roles in place of this class; it may
-    continue a last message of the assistant. asks: request fields that allow more than a plain-text
-    answer (`tools`, `tool_choice`, `response_format`, and fields of single servers that ask for
-    JSON or a grammar), as a JSON object. Chats are hashable and compare by content.
+    asks: request fields that allow more than a plain-text answer (`tools`, `tool_choice`,
+    `response_format`, and fields of single servers that ask for JSON or a grammar), as a JSON
+    object. Chats are hashable and compare by content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    for_server: bool = False
     messages: tuple[Message, ...] = Field(min_length=1, strict=False)
     asks: str = ""
 
@@ -161,7 +159,7 @@ class Chat(BaseModel):
     def _check_roles(
         cls, messages: tuple[Message, ...], info: ValidationInfo
     ) -> tuple[Message, ...]:
-        if info.data["for_server"]:
+        if (info.context or {}).get("for_server"):
             return messages
         if messages[-1].role == "assistant":
             raise ValueError("the last message must not have the role assistant")
@@ -176,15 +174,19 @@ class Chat(BaseModel):
     def of(
         cls, messages: Any, asks: Mapping[str, Any] | None = None, *, for_server: bool = False
     ) -> Self:
-        """Create a chat from `[{"role": "user", "content": "..."}, ...]`. Raises InputError."""
+        """Create a chat from `[{"role": "user", "content": "..."}, ...]`. Raises InputError.
+
+        for_server: the server behind a gateway checks the roles. It may continue a last message of
+        the assistant.
+        """
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
             kind = type(messages).__name__
             raise InputError(
                 f'messages: expected a list of {{"role": ..., "content": ...}}, got {kind}'
             )
         try:
-            written = json.dumps(asks) if asks else ""
-            return cls(for_server=for_server, messages=tuple(messages), asks=written)
+            fields = {"messages": tuple(messages), "asks": json.dumps(asks) if asks else ""}
+            return cls.model_validate(fields, context={"for_server": for_server})
         except ValidationError as error:
             raise InputError(problem(error)) from None
 
