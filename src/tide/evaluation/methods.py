@@ -135,6 +135,8 @@ class BaselineMethod:
         # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         try:
+            # The first call loads the baseline's models, which is no part of a text's time.
+            self._generated([], [])
             for start in range(0, len(rows), size):
                 yield from self._batch(rows[start : start + size], trials)
         finally:
