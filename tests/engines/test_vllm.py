@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 from types import SimpleNamespace
@@ -57,6 +58,15 @@ def test_booleans_of_vllms_own(
 ) -> None:
     """Code runs only where it is asked for."""
     assert received(monkeypatch, **options).items() >= expected.items()
+
+
+def test_vllm_reports_its_use_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "0")
+    received(monkeypatch)
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "0"
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS")
+    received(monkeypatch)
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class VllmEngine(EmbeddingEngine):
                 problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
                 raise InputError(f"{name}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vllm reads this at its import
         self._vllm = require("vllm", "vllm")
         code: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
