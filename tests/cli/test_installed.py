@@ -178,6 +178,11 @@ def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
     assert "chat template" not in out
 
 
+def test_doctor_of_a_server_that_only_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("doctor", "--engine", "none", "--scorer", "pocket") == 0
+    assert "only scores texts" in rows(capsys)
+
+
 def test_doctor_finds_a_model_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

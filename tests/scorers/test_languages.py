@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.fakes import FakeScorer
 from tests.generated import examples
 from tide.core.chat import Chat
-from tide.scorers import languages, load_scorer, score_texts
+from tide.core.settings import Settings
+from tide.runtime.acceptance import Acceptance
+from tide.scorers import Attributed, languages, load_scorer, score_texts
 from tide.scorers.base import Exchange
 from tide.scorers.disguises import readings
 from tide.scorers.languages import (
@@ -105,6 +107,21 @@ def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     screen = listed(load_scorer("confirm:pocket,lexicon")).screen
     assert screen is not None
     assert screen.score([GERMAN]) == [1.0]
+
+
+@pytest.mark.usefixtures("lists")
+def test_a_listed_word_reaches_the_limits_of_single_attributes() -> None:
+    class Insults(FakeScorer):
+        attributes = highest_of = ("insult",)
+
+        def score_attributes(self, texts: Sequence[str]) -> Attributed:
+            return Attributed(self.score(texts), {"insult": self.score(texts)})
+
+    scorer = listed(Insults(lambda text: 0.2, languages=("en",)))
+    acceptance = Acceptance(Settings(thresholds={"insult": 0.5}), scorer.highest_of)
+    german, english = score_texts(scorer, [GERMAN, ENGLISH]).rows()
+    assert acceptance.failed(german) == ("insult",)
+    assert acceptance.passes(english)
 
 
 WORDS = ["alte", "Socke", "Alte-Socke", "doof", "d**f", "s", "it's", "\u2014", "", "a\nb", "AND"]

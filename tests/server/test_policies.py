@@ -438,6 +438,7 @@ WRONG = {
     "policies: {a: {strategy: 'backtrack:lga=2'}}": "policies.a: strategy backtrack: no option",
     "policies: {a: {never: [' ']}}": "policies.a: never: ' ' has no visible character",
     "policies: {a: {never: [acme], on_fail: flag}}": "policies.a: never: text with these words",
+    "policies: {a: {on_fail: drop}}": "policies.a.on_fail: Input should be 'block', 'repair'",
     "policies: {a: {scorer: mine.py:score}}": "policies.a: 'mine.py:score': a file may only",
     "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a: 'mine.py:F'",
     "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a: 'a.b:C': ",

@@ -225,6 +225,8 @@ def doctor(
 
 
 def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
+    if engine == "none":
+        return "not needed, as the engine none only scores texts"
     with load_engine(engine, name, **engine_options) as model:
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids

@@ -30,8 +30,8 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 )
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, "
-    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, classifier:http://HOST#LABEL. "
-    "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
+    "guard:ID_OR_FOLDER#FAMILY, guard:NAME@http://HOST#FAMILY, classifier:http://HOST#LABEL. "
+    "pocket, exchange, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "
     "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the second decides, and the "
     "first chooses where it is asked before a sentence ends) and fallback:SCORER,SCORER (the "

@@ -195,7 +195,9 @@ def problem(error: ValidationError, whole: str = "") -> str:
     """Return the first wrong field and the reason, without the value. whole: name of the input."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     first = next(problem for problem in errors if problem["type"] != _FOLLOWING)
-    name = ".".join(map(str, first["loc"])) or whole
+    # Of a field with several types, the location also has the type, such as `literal['block']`.
+    fields = [str(part) for part in first["loc"] if "[" not in str(part)]
+    name = ".".join(fields) or whole
     message = _message(first)
     return f"{name}: {message}" if name else message
 

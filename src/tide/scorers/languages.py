@@ -157,7 +157,12 @@ class WordLists(ScorerWrapper):
         listed = list(map(holds_listed_word, texts))
         if not any(listed):
             return scores
-        return Attributed(np.where(listed, 1.0, scores.values), scores.attributes)
+        # The attributes of which the score is the highest may have limits of their own.
+        attributes = {
+            name: np.where(listed, 1.0, column) if name in self.highest_of else column
+            for name, column in scores.attributes.items()
+        }
+        return Attributed(np.where(listed, 1.0, scores.values), attributes)
 
 
 def with_word_lists(scorer: Scorer) -> ScorerWrapper:
