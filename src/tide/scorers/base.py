@@ -376,14 +376,9 @@ class CallableScorer(PlainScorer):
         self.name = (name or f"callable:{function_name}") + (f"@{code}" if code else "")
         self.reads = getattr(function, "reads", "text")
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
-        waits = inspect.iscoroutinefunction(function)
-        self.quick = not waits and getattr(function, "quick", False)
-        self.concurrent = waits or getattr(function, "concurrent", False)
-        self._function = function
-
-    def score(self, texts: Sequence[Any]) -> Any:
-        """Return the function's result or awaitable, before validation."""
-        return self._function(list(texts))
+        self.quick = getattr(function, "quick", False)
+        self.concurrent = getattr(function, "concurrent", False)
+        self.score: Callable[..., Any] = function
 
 
 @dataclass(frozen=True)

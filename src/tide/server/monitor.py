@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,9 +151,9 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
     )
     recorded: list[Piece] = []
     given_out = 0  # number of characters
-    source = _recording(engine.write(request), recorded)
-    async with aclosing(written(source, engine, watch, effort)) as pieces:
+    async with aclosing(written(engine.write(request), engine, watch, effort)) as pieces:
         async for piece in pieces:
+            recorded.append(piece)
             text, reason = watch.text, piece.finish_reason
             if reason is None:
                 text = text.rstrip(HALF)
@@ -180,15 +180,6 @@ def _held(text: str, stop: Sequence[str]) -> int:
     """Return the number of characters at the end of `text` that may begin a stop string."""
     beginnings = {string[:count] for string in stop for count in range(1, len(string))}
     return max((len(begun) for begun in beginnings if text.endswith(begun)), default=0)
-
-
-async def _recording(
-    source: AsyncGenerator[Piece, None], recorded: list[Piece]
-) -> AsyncGenerator[Piece, None]:
-    async with aclosing(source) as pieces:
-        async for piece in pieces:
-            recorded.append(piece)
-            yield piece
 
 
 @dataclass(frozen=True)
