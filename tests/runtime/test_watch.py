@@ -287,3 +287,14 @@ def test_scorer_with_a_window_reads_the_last_words_and_all_that_is_unread(screen
         assert windows == ["".join(answer.texts[36:])]
     assert answer.windows(38, 40) == ["".join(answer.texts[36:])]
     assert answer.windows(30, 40) == ["".join(answer.texts[30:])]
+
+
+@pytest.mark.parametrize("worst", [4, 5, 7])
+def test_score_of_an_answer_is_its_worst_window_of_the_scorer(worst: int) -> None:
+    """The last window does not hold what an earlier one scored; that of 4 words is whole."""
+    answer = watch(window_tokens=10)
+    answer.window = 4
+    scores = [0.4, 0.4, 0.4, *[0.0] * 5]
+    scores[worst - 1] = 0.3
+    assert feed(answer, scores) is None
+    assert answer.worst().value == 0.3

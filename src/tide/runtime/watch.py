@@ -259,8 +259,12 @@ class Watch:
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         # A later window holds all of the first `window_tokens`, so its score replaces theirs.
-        context, passes = self.acceptance.settings.window_tokens, self.acceptance.passes
-        scores = [score for position, score in self.scores if context < position <= self.passed]
+        # A later one of the scorer's own `window` may not: the last score of the whole text stays.
+        first, passes = self.acceptance.settings.window_tokens + 1, self.acceptance.passes
+        if self.window:
+            whole = (position for position, _ in self.scores if position <= self.window)
+            first = max(whole, default=0)
+        scores = [score for position, score in self.scores if first <= position <= self.passed]
         scores = [score for score in scores if passes(score)] or [self.scores[-1][1]]
         names = set.intersection(*(set(score.attributes) for score in scores))
         attributes = {
