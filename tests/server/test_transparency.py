@@ -578,7 +578,10 @@ def test_a_gateway_may_start_before_its_server() -> None:
             assert server.http.get("/version").json()["model"] == "tiny"
 
 
-def test_names_and_capabilities_are_those_of_the_server_that_returns() -> None:
+def test_names_and_capabilities_are_those_of_the_server_that_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tide.engines.openai.engine._PROBE_PAUSE", 0.0)
     with (
         TextServer() as upstream,
         OpenAIEngine(base_url=upstream.url, deadline=120) as engine,

@@ -78,7 +78,7 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
         asked: list[str] = []
 
         def answer(path: str, body: Any, status: int = status, asked: Any = asked) -> Any:
-            if body is None or body.get("prompt") != "A kind text":  # it is probed
+            if body is None:  # it asks for models; it is not probed again so soon
                 return None
             asked.append(path)
             return status, {"error": error}, pause

@@ -53,6 +53,7 @@ _log = logger(__name__)
 _MAX_BATCH = 64
 _MOST_MODELS = 64
 _SECONDS_TO_COUNT = 3.0  # for the tokens of an answer
+_PROBE_PAUSE = 30.0  # seconds between two probes of a server, each of several completions
 
 
 class OpenAIEngine(Engine):
@@ -110,6 +111,7 @@ class OpenAIEngine(Engine):
         self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
         self._probed: Capabilities | None = None
         self._losses = -1  # those of the server before it was probed
+        self._probe_at = 0.0  # the earliest time of the next probe
         self._sources: dict[str, TokenSource | None] = {}
         self._looking: Future[None] | None = None
         self._problem = ""  # why the server could not be probed
@@ -128,10 +130,11 @@ class OpenAIEngine(Engine):
 
         A server that was lost is probed again: it may have started with another model.
         """
-        losses = self.upstream.losses
-        if losses == self._losses:
+        if not self._is_due:
             await self.upstream.look()
             return
+        losses = self.upstream.losses
+        self._probe_at = time.monotonic() + _PROBE_PAUSE
         try:
             self._probed = await look_at(self.upstream, self.name, self._named)
         except ServerFailed as error:
@@ -154,8 +157,15 @@ class OpenAIEngine(Engine):
             _log.warning("%s", error)
 
     @property
+    def _is_due(self) -> bool:
+        """Whether the server is to be probed. A busy one, often "lost", is not probed each time."""
+        if self._probed is None:
+            return True
+        return self._losses != self.upstream.losses and time.monotonic() >= self._probe_at
+
+    @property
     def _server(self) -> Capabilities:
-        if self._losses != self.upstream.losses:
+        if self._is_due:
             self._look_soon()
         if self._probed is None:
             raise EngineError(self._problem)
