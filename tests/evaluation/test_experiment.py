@@ -339,7 +339,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     config = json.loads((out / "tide/config.json").read_text())
     (out / "tide/config.json").write_text(json.dumps(config | {"format": 3}))
     for use in (lambda: read_run(out / "tide"), lambda: run(out)):
-        with pytest.raises(InputError, match="is not the configuration of a run of this version"):
+        with pytest.raises(InputError, match="of this version of tide; read it with"):
             use()
     assert (out / "tide/records.jsonl").read_bytes() == before
 

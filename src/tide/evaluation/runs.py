@@ -173,7 +173,10 @@ def read_config(run: Path) -> dict[str, Any]:
     path = files_of(run).config
     config = read_object(path)
     if config.get("format") != FORMAT:
-        raise InputError(f"{path}: is not the configuration of a run of this version of tide")
+        raise InputError(
+            f"{path}: is not the configuration of a run of this version of tide; read it with the "
+            "version that made it, or run it again elsewhere"
+        )
     return config
 
 
