@@ -260,8 +260,24 @@ def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
     assert down.values.tolist() == [0.0, 1.0]
     assert down.known(0) == {"fallback": 1.0}
     for threshold in (0.05, 0.5, 0.95):
-        rule = Acceptance(Settings(toxicity_threshold=threshold, thresholds={"threat": 0.01}))
-        assert list(map(rule.passes, down.rows())) == [True, False]
+        settings = Settings(toxicity_threshold=threshold, thresholds={"threat": 0.01})
+        for highest_of in ((), ("threat",), ("threat", "insult")):
+            rule = Acceptance(settings, highest_of)
+            assert list(map(rule.passes, down.rows())) == [True, False]
+
+
+@pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer])
+def test_attributes_of_other_members_count_while_one_has_fallen_back(
+    ensemble: type[MaxScorer | MeanScorer],
+) -> None:
+    guard, other = Guard(), Guard()
+    guard.error = ScorerUnavailableError("down")
+    scorer = ensemble([FallbackScorer([guard, second()]), other])
+    known = score_texts(scorer, TEXTS).attributes
+    alone = score_texts(other, TEXTS).attributes
+    assert known["fallback"].tolist() == [1.0, 1.0]
+    for name in ("threat", "insult"):
+        assert known[name].tolist() == alone[name].tolist()
 
 
 def test_second_scorer_decides_while_a_service_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

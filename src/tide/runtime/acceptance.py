@@ -88,7 +88,12 @@ class Acceptance:
         return limits
 
     def _rest(self, score: TextScore) -> float:
-        """Return the score without the attributes that have their own limits."""
+        """Return the score without the attributes that have their own limits.
+
+        The verdict of a fallback's second scorer counts whole, as it is none of the attributes.
+        """
+        if score.attributes.get(FALLBACK):
+            return score.value
         rest = [name for name in self.highest_of if name not in self.settings.thresholds]
         if len(rest) == len(self.highest_of) or any(name not in score.attributes for name in rest):
             return score.value

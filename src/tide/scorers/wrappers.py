@@ -82,10 +82,14 @@ class _Ensemble(ScorerWrapper):
             name: [member.attributes[name] for member in members if name in member.attributes]
             for name in self.attributes
         }
-        return Attributed(
-            self._joined([member.values for member in members]),
-            {name: self._joined(columns) for name, columns in attributes.items()},
-        )
+        joined = {name: self._joined(columns) for name, columns in attributes.items()}
+        fallback = joined.get(FALLBACK)
+        if fallback is not None and fallback.any():
+            # The second scorer of a fallback has no attributes; those of other members count.
+            for name, columns in attributes.items():
+                known = self.scores_of(np.ma.masked_invalid(columns), axis=0)
+                joined[name] = np.where(fallback, np.ma.filled(known, np.nan), joined[name])
+        return Attributed(self._joined([member.values for member in members]), joined)
 
     def _joined(self, members: Sequence[Floats]) -> Floats:
         return np.asarray(self.scores_of(np.array(members), axis=0))
