@@ -25,7 +25,7 @@ from tide.core.errors import InputError, ScorerError
 from tide.core.results import Trial
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.scorers.base import Attributed, AttributedScorer, Scores, TextScore
+from tide.scorers.base import FALLBACK, Attributed, AttributedScorer, Scores, TextScore
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer, MeanScorer, WindowedScorer
 from tide.server.policies import ServedDetoxifier
 
@@ -255,6 +255,17 @@ def test_on_fail_is_read_from_text() -> None:
     for wrong in ("", "pass", "threat=", {"default": "ignore"}):
         with pytest.raises(ValueError, match="on_fail"):
             Settings(on_fail=wrong, thresholds={"threat": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("on_fail", "passes"), [("flag", True), ("flag,threat=block", False), ("block", False)]
+)
+def test_a_second_scorer_s_verdict_is_only_flagged_if_every_limit_is(
+    on_fail: str, passes: bool
+) -> None:
+    settings = Settings(on_fail=on_fail, thresholds={"threat": 0.1})
+    verdict = TextScore(1.0, {FALLBACK: 1.0})
+    assert Acceptance(settings, ("threat",)).passes(verdict) is passes
 
 
 @pytest.mark.parametrize(

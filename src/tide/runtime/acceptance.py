@@ -47,7 +47,10 @@ class Acceptance:
     def _flags(self, name: str, score: TextScore) -> bool:
         """Return whether a text that reaches a limit is given out; an unknown value never is."""
         is_known = name == SCORE or name in score.attributes
-        return is_known and self.settings.action([name]) == "flag"
+        # The verdict of a fallback's second scorer may be due to any of the attributes.
+        by_second = bool(score.attributes.get(FALLBACK))
+        limits = [name, *self.settings.thresholds] if by_second else [name]
+        return is_known and self.settings.action(limits) == "flag"
 
     def blocks(self, score: TextScore) -> bool:
         """Return whether the answer ends before a text of this score instead of being repaired."""
