@@ -319,7 +319,7 @@ def test_shadow_keeps_its_limits_where_a_request_lowers_them(tmp_path: Path) -> 
 def test_a_second_scorer_decides_while_the_first_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backed = {"scorer": f"fallback:dying,{RUDE}"}
+    backed = {"scorer": "dying", "on_scorer_failure": RUDE}
     path = written(tmp_path / "tide.yaml", policies={"backed": backed})
 
     def texts() -> tuple[list[str], set[str]]:
@@ -442,6 +442,7 @@ WRONG = {
     "policies: {a: {scorer: mine.py:score}}": "policies.a: 'mine.py:score': a file may only",
     "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a: 'mine.py:F'",
     "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a: 'a.b:C': ",
+    "policies: {a: {on_scorer_failure: a.b:C}}": "policies.a: 'a.b:C': a file may only",
     "policies: {a: {strategy: mine.py:F}}": "policies.a: 'mine.py:F': a file may only",
     "policies: {a: {scorer: rude, thresholds: {threat: 0.1}}}": "policies.a: thresholds: ",
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",

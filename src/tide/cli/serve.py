@@ -95,6 +95,14 @@ PolicyPath = Annotated[
         "file. Settings that a policy leaves out come from these options.",
     ),
 ]
+OnScorerFailure = Annotated[
+    str,
+    options.option(
+        "Scorer",
+        "While the scorer is down: refuse, or a second scorer, which then decides by its own "
+        "threshold.",
+    ),
+]
 AlterAtMost = Annotated[
     float | None,
     options.option(
@@ -133,6 +141,7 @@ def serve(
     monitor_texts: MonitorTexts = False,
     model: options.Model = "pocket",
     scorer: options.Scorer = DEFAULT_SCORER,
+    on_scorer_failure: OnScorerFailure = "refuse",
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
@@ -167,7 +176,7 @@ def serve(
 
     provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
-    line = CommandLine(model, scorer, preset, values, mode, alter_at_most)
+    line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
     loading = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
     reloads: SimpleQueue[int] = SimpleQueue()

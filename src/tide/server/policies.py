@@ -51,6 +51,7 @@ Mode = Literal["enforce", "monitor"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
+REFUSE = "refuse"  # value of `on_scorer_failure`
 ONLY = "default"  # name of the policy that the command line makes
 
 
@@ -72,6 +73,11 @@ class Policy(_Part):
         "changes none, and what it would have changed is recorded.",
     )
     scorer: str | None = Field(default=None, description="Same as --scorer.")
+    on_scorer_failure: str | None = Field(
+        default=None,
+        description="While the scorer is down: refuse, or a second scorer, which then decides by "
+        "its own threshold.",
+    )
     preset: str | None = Field(default=None, description="Same as --preset.")
     strategy: str | None = Field(
         default=None, description="Same as --strategy; `backtrack:lag=0` holds back less text."
@@ -202,6 +208,7 @@ class CommandLine:
 
     model: str = ""
     scorer: Any = DEFAULT_SCORER
+    on_scorer_failure: str = REFUSE
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     mode: Mode = "enforce"
@@ -229,10 +236,14 @@ class CommandLine:
 
     def spec(self, policy: Policy) -> Any:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
-        if policy.scorer is None:
-            return self.scorer
-        _check_registered("scorer", parse(policy.scorer, "scorer", WRAPPERS, REGISTRY.names()))
-        return policy.scorer
+        for name in ("scorer", "on_scorer_failure"):
+            if (written := getattr(policy, name)) is not None:
+                _check_registered(name, parse(written, name, WRAPPERS, REGISTRY.names()))
+        spec = policy.scorer or self.scorer
+        second = policy.on_scorer_failure or self.on_scorer_failure
+        if second != REFUSE:
+            spec = f"fallback:({spec}),({second})"
+        return spec
 
 
 class ServedDetoxifier(AsyncDetoxifier):
