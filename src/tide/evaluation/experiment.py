@@ -7,7 +7,7 @@ under new reference models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -124,12 +124,7 @@ def evaluate(
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
         outside = open_scorers(_listed(judges), stack)
-        opening = (
-            nullcontext(model)
-            if isinstance(model, Engine)
-            else load_engine(engine, model, **options)
-        )
-        with opening as loaded:
+        with _opened(model, engine, options) as loaded:
             named = model if isinstance(model, str | Path) else loaded
             described = describe(named, engine, options, loaded.dtype)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
@@ -145,23 +140,29 @@ def evaluate(
         _measure(paths, references, options, progress)
         runs = []
         for method, path in zip(chosen, paths, strict=True):
-            num_trials = method.settings.num_trials
-            _refuse_total_failure(path, failed[path], num_trials)
-            # Of an earlier call with more trials, a maximum of more completions would be larger.
-            whole = read_run(path, num_trials)
-            runs.append(_part(replace(whole, failed=failed[path]), prompts.rows))
+            run = _finished(path, failed[path], method.settings.num_trials)
+            runs.append(_part(run, prompts.rows))
         return runs
 
 
-def _refuse_total_failure(path: Path, failed: Failed, num_trials: int) -> None:
-    """Raise InputError, with the first error, if all prompts failed and no record is finished."""
-    if not failed:
-        return
+def _opened(
+    model: str | Path | Engine | Module, engine: str, options: Mapping[str, Any]
+) -> AbstractContextManager[Engine]:
+    """Load a model, unless it is an engine, which its owner closes."""
+    return (
+        nullcontext(model) if isinstance(model, Engine) else load_engine(engine, model, **options)
+    )
+
+
+def _finished(path: Path, failed: Failed, num_trials: int) -> Run:
+    """Read a run. Raises InputError, with the first error, if no record of any prompt is whole."""
     # An earlier call with fewer trials may have left records.
     records = _records_of(path).records.values()
-    if all(len(record.trials) < num_trials for record in records):
+    if failed and all(len(record.trials) < num_trials for record in records):
         row_id, error = next(iter(failed.items()))
         raise InputError(f"{path}: all prompts failed; id {row_id}: {error}")
+    # Of an earlier call with more trials, a maximum of more completions would be larger.
+    return replace(read_run(path, num_trials), failed=failed)
 
 
 def _folders(
