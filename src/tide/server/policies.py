@@ -182,7 +182,10 @@ class PolicyFile(_Part):
     def read(cls, path: Path) -> PolicyFile:
         """Read a policy file. Raises InputError for an invalid file."""
         yaml = require("yaml", "gateway")
-        text = as_text(read_whole(path), f"--policies {path}")
+        try:
+            text = as_text(read_whole(path), str(path))
+        except InputError as error:
+            raise InputError(f"--policies {error}") from None
         try:
             return cls.model_validate(yaml.safe_load(text))
         except ValidationError as error:
