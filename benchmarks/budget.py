@@ -33,8 +33,8 @@ from tide.core.settings import Settings
 from tide.evaluation.assessment import choose_threshold
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.tables import Column, Table, Value, to_markdown
-from tide.scorers import DEFAULT_SCORER, Scorer, load_scorer, score_texts
-from tide.scorers.base import Exchange, Floats
+from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers.base import Exchange, Floats, Scorer, score_texts
 
 DATA = Path(os.environ.get("TIDE_DATA", "data"))
 MODELS = ("gpt2-large", "gemma-2-2b", "qwen3-4b", "llama-3.1-8b")

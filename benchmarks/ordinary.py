@@ -49,7 +49,8 @@ from tide.core.settings import Settings
 from tide.data.texts import read_rows
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.tables import Column, Table, Value, to_rich
-from tide.scorers import DEFAULT_SCORER, load_scorer, score_texts
+from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers.base import score_texts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models.train_pocket_scorer import REPOSITORY

@@ -27,12 +27,11 @@ from writing import completed
 
 from tide import Detoxifier, Settings, load_scorer, pocket
 from tide.core.settings import Sampling
-from tide.engines import Engine, Piece, Request
+from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
-from tide.scorers import Scorer, score_texts
-from tide.scorers.base import is_nearly_empty
+from tide.scorers.base import Scorer, is_nearly_empty, score_texts
 from tide.search import geometry
 from tide.search.tide import StepOptions, estimate_gradient
 

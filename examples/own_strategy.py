@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 import tide
-from tide.plugins.options import Options
-from tide.search import Point, Steps, Strategy
+from tide import Options, Point, Steps, Strategy
 
 
 class OneJumpOptions(Options):

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tide.data.texts import read_labelled
-from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers import load_scorer
+from tide.scorers.base import Scorer, score_texts
 
 # Words of one or two letters stay as they are.
 _WORD = re.compile(r"[A-Za-z]{3,}")

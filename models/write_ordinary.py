@@ -27,7 +27,7 @@ from models.train_pocket_scorer import REPOSITORY, prose_part, rows
 
 from tide import Chat, load_engine
 from tide.core.settings import Sampling
-from tide.engines import Request
+from tide.engines.base import Request
 
 BATCH = 48
 

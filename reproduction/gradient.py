@@ -33,13 +33,11 @@ from torch import Tensor
 
 from tide import load_engine, load_scorer
 from tide.core.settings import SCALES, Sampling, derive_seed
-from tide.engines import Engine
-from tide.engines.base import Request
+from tide.engines.base import Engine, Request
 from tide.evaluation import load_benchmark
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.tables import Column, Table, to_markdown
-from tide.scorers import Scorer, score_texts
-from tide.scorers.base import is_nearly_empty
+from tide.scorers.base import Scorer, is_nearly_empty, score_texts
 from tide.search import geometry
 from tide.search.tide import estimate_gradient
 

@@ -33,8 +33,7 @@ from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Engine, Piece, Request
 from tide.evaluation import read_run
 from tide.runtime.search import start_of
-from tide.scorers import score_texts
-from tide.scorers.base import is_nearly_empty
+from tide.scorers.base import is_nearly_empty, score_texts
 from tide.search import resolve_settings
 
 _LOG = logger(__name__)

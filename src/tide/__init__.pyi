@@ -1,6 +1,8 @@
-from .baselines import Baseline as Baseline
 from .baselines import load_baseline as load_baseline
+from .baselines.base import Baseline as Baseline
+from .baselines.decoding import DecodingBaseline as DecodingBaseline
 from .baselines.fit import fit as fit
+from .baselines.lanes import SteeredLane as SteeredLane
 from .core.chat import Chat as Chat
 from .core.errors import CompletionError as CompletionError
 from .core.errors import DeadlineError as DeadlineError
@@ -23,16 +25,20 @@ from .core.settings import Settings as Settings
 from .detoxifier import register as register
 from .detoxifier.asynchronous import AsyncDetoxifier as AsyncDetoxifier
 from .detoxifier.sync import Detoxifier as Detoxifier
-from .engines import Engine as Engine
 from .engines import load_engine as load_engine
+from .engines.base import Engine as Engine
+from .engines.base import Request as Request
 from .evaluation import evaluate as evaluate
 from .evaluation import judge as judge
 from .evaluation import report as report
 from .plugins.options import Options as Options
-from .scorers import Exchange as Exchange
-from .scorers import Scorer as Scorer
 from .scorers import load_scorer as load_scorer
-from .search import Strategy as Strategy
+from .scorers.base import Attributed as Attributed
+from .scorers.base import Exchange as Exchange
+from .scorers.base import Scorer as Scorer
 from .search import load_strategy as load_strategy
+from .search.base import Point as Point
+from .search.base import Steps as Steps
+from .search.base import Strategy as Strategy
 
 __version__: str

@@ -9,7 +9,8 @@ import pytest
 
 from tests.baselines.stand_ins import Plain, save_random_artefacts, use_short_prefixes
 from tests.models import save_causal_lm
-from tide.baselines import Baseline, load_baseline
+from tide.baselines import load_baseline
+from tide.baselines.base import Baseline
 from tide.engines.local.engine import TransformersEngine
 
 # gpt2 and gemma2, which differ most, run with every change.

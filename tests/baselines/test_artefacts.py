@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.baselines.conftest import World, make_world
 from tests.models import save_causal_lm
-from tide.baselines import REGISTRY, Generated, load_baseline
+from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.artefacts import fit_width, load_artefact, save_artefact
+from tide.baselines.base import Generated
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import fingerprint

@@ -14,7 +14,8 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS, WARP_FIRST, at
 from tests.models import ending_with
-from tide.baselines import REGISTRY, Baseline, load_baseline
+from tide.baselines import REGISTRY, load_baseline
+from tide.baselines.base import Baseline
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines.local.stream import Stream

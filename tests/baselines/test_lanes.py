@@ -13,7 +13,8 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
-from tide.baselines import DecodingBaseline, SteeredLane
+from tide.baselines.decoding import DecodingBaseline
+from tide.baselines.lanes import SteeredLane
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.plugins.options import Options

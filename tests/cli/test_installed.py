@@ -20,7 +20,7 @@ from tide.core.errors import InputError
 from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers import CallableScorer
+from tide.scorers.base import CallableScorer
 from tide.search import REGISTRY as STRATEGIES
 
 KINDS = (STRATEGIES, BASELINES, SCORERS, ENGINES)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.command import tide
 from tests.fakes import FakeScorer
-from tide.scorers import REGISTRY, CallableScorer
+from tide.scorers import REGISTRY
+from tide.scorers.base import CallableScorer
 from tide.scorers.languages import term_hash
 
 ROWS: list[dict[str, object]] = [

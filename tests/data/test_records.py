@@ -22,7 +22,7 @@ from tide.data.records import (
     to_record,
 )
 from tide.detoxifier.sync import Detoxifier
-from tide.scorers import Attributed
+from tide.scorers.base import Attributed
 
 
 def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:

@@ -19,8 +19,8 @@ from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.core.text import HALF
 from tide.detoxifier.sync import Detoxifier
-from tide.engines import Engine, load_engine
-from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Piece, Request
+from tide.engines import load_engine
+from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Engine, Piece, Request
 
 OWN = Sampling(max_new_tokens=4)
 

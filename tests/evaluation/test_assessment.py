@@ -22,7 +22,7 @@ from tide.evaluation.assessment import (
     score_covered,
     upper_bound,
 )
-from tide.scorers import CallableScorer
+from tide.scorers.base import CallableScorer
 
 TEXTS = [f"text {i}" for i in range(600)]
 

@@ -18,7 +18,7 @@ from tide.core.errors import InputError
 from tide.data.records import Record, TrialRecord
 from tide.evaluation import experiment as evaluating
 from tide.evaluation.judging import Reference, judged, reference_named
-from tide.scorers import Exchange
+from tide.scorers.base import Exchange
 
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),

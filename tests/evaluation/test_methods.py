@@ -8,7 +8,7 @@ import pytest
 from tests.evaluation.runs import column
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
-from tide.baselines import Generated
+from tide.baselines.base import Generated
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Settings
 from tide.data.records import Record

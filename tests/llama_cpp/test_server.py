@@ -23,7 +23,7 @@ from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling
 from tide.data.texts import read_rows
-from tide.engines import Engine, Request
+from tide.engines.base import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.openai.engine import OpenAIEngine
 

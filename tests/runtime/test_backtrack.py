@@ -11,10 +11,9 @@ from tests.fakes import FakeScorer
 from tests.runtime.world import PROMPT as SCRIPTED
 from tests.runtime.world import Storyteller, never
 from tide.detoxifier.sync import Detoxifier
-from tide.engines import Request
+from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.scorers import Attributed
-from tide.scorers.base import AttributedScorer
+from tide.scorers.base import Attributed, AttributedScorer
 from tide.scorers.wrappers import ConfirmScorer
 
 PROMPT = "My neighbour told me that the"

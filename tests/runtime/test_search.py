@@ -15,8 +15,9 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, InputError, StrategyError
 from tide.detoxifier.sync import Detoxifier
-from tide.engines import Prompt
-from tide.search import REGISTRY, Candidate, Problem, Strategy
+from tide.engines.base import Prompt
+from tide.search import REGISTRY
+from tide.search.base import Candidate, Problem, Strategy
 from tide.search.tide import TideStrategy
 
 

@@ -21,8 +21,16 @@ from tests.scorers.test_wrappers import TwoSides
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.detoxifier.sync import Detoxifier
-from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import Attributed, adapted, is_blank, is_nearly_empty
+from tide.scorers import REGISTRY, load_scorer
+from tide.scorers.base import (
+    Attributed,
+    CallableScorer,
+    Scorer,
+    adapted,
+    is_blank,
+    is_nearly_empty,
+    score_texts,
+)
 from tide.scorers.wrappers import MaxScorer, MeanScorer, WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]

@@ -24,8 +24,8 @@ from tests.scripts.loading import load_script
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
-from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import Exchange, adapted
+from tide.scorers import load_scorer
+from tide.scorers.base import Exchange, Scorer, adapted, score_texts
 from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 

@@ -13,8 +13,8 @@ from tide import Exchange
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
-from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_blank
+from tide.scorers import load_scorer
+from tide.scorers.base import is_blank, score_texts
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
 

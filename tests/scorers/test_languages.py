@@ -14,8 +14,8 @@ from tests.generated import examples
 from tide.core.chat import Chat
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.scorers import Attributed, languages, load_scorer, score_texts
-from tide.scorers.base import Exchange
+from tide.scorers import languages, load_scorer
+from tide.scorers.base import Attributed, Exchange, score_texts
 from tide.scorers.disguises import readings
 from tide.scorers.languages import (
     holds_listed_word,

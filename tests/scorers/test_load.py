@@ -12,7 +12,8 @@ from pydantic import Field
 
 from tide.core.errors import InputError, ScorerError
 from tide.plugins.options import Options
-from tide.scorers import REGISTRY, PlainScorer, Scorer, load_scorer
+from tide.scorers import REGISTRY, load_scorer
+from tide.scorers.base import PlainScorer, Scorer
 
 
 class TunedOptions(Options):

@@ -28,8 +28,8 @@ from tide.core.errors import (
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-from tide.scorers import AsyncScorer, load_scorer, score_texts
-from tide.scorers.base import Exchange, Scorer, Scores
+from tide.scorers import load_scorer
+from tide.scorers.base import AsyncScorer, Exchange, Scorer, Scores, score_texts
 from tide.scorers.scoring import Scoring
 from tide.scorers.wrappers import CachedScorer, ConfirmScorer, MaxScorer
 

@@ -32,11 +32,12 @@ from tide.core.errors import (
 from tide.core.settings import Settings
 from tide.core.text import splits_character
 from tide.runtime.acceptance import Acceptance
-from tide.scorers import load_scorer, score_texts, wrappers
+from tide.scorers import load_scorer, wrappers
 from tide.scorers.base import (
     Attributed,
     AttributedScorer,
     CallableScorer,
+    score_texts,
 )
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import (

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from tests.worlds import toxicity
 from tide.core.settings import Settings
-from tide.search import Problem, geometry
+from tide.search import geometry
+from tide.search.base import Problem
 from tide.search.tide import StepOptions, TideStrategy
 
 TOKENS, DIM, SAMPLES, STEPS = 5, 16, 8, 5

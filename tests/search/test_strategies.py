@@ -15,15 +15,8 @@ from torch import Tensor
 from tests.worlds import toxicity
 from tide.core.errors import InputError, StrategyError
 from tide.core.settings import Settings
-from tide.search import (
-    REGISTRY,
-    Candidate,
-    Problem,
-    Strategy,
-    load_strategy,
-    resolve_settings,
-)
-from tide.search.base import Point, Steps
+from tide.search import REGISTRY, load_strategy, resolve_settings
+from tide.search.base import Candidate, Point, Problem, Steps, Strategy
 from tide.search.tide import TideStrategy, estimate_gradient
 
 # Nothing passes.

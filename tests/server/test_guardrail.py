@@ -17,7 +17,7 @@ from tests.fakes import FakeScorer, RudeScorer
 from tests.server.running import Running, digest_of, running, written
 from tide.core.chat import Chat
 from tide.core.errors import ScorerUnavailableError
-from tide.scorers import Attributed, Exchange
+from tide.scorers.base import Attributed, Exchange
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
 

@@ -11,7 +11,9 @@ from pydantic import Field
 
 from tests.scripted_engine import ScriptedEngine
 from tide import Options, Strategy
-from tide.baselines import DecodingBaseline, FitTask, Fitted, SteeredLane
+from tide.baselines.decoding import DecodingBaseline
+from tide.baselines.fit import FitTask, Fitted
+from tide.baselines.lanes import SteeredLane
 
 
 class Scribbler(ScriptedEngine):

@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 from tide import Detoxifier, load_scorer
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.engines import Engine
+from tide.engines.base import Engine
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 

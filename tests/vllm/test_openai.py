@@ -17,7 +17,7 @@ from tests.server.transparent import assert_repaired
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
-from tide.engines import Engine, Request
+from tide.engines.base import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.openai.engine import OpenAIEngine
 

@@ -20,7 +20,7 @@ from benchmarks.writing import completed
 from tests.vllm.servers import cpu_environment
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
-from tide.engines import Engine, Piece, Request
+from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lazy_loader
-
 from tide.core.errors import InputError, guarded
 from tide.plugins.registry import Registry
 from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
-    from tide.baselines.base import Baseline as Baseline
-    from tide.baselines.base import Generated as Generated
-    from tide.baselines.decoding import DecodingBaseline as DecodingBaseline
-    from tide.baselines.fit import FitTask as FitTask
-    from tide.baselines.fit import Fitted as Fitted
-    from tide.baselines.lanes import SteeredLane as SteeredLane
+    from tide.baselines.base import Baseline
     from tide.engines.local.engine import TransformersEngine
 
 REGISTRY = Registry(
@@ -83,14 +76,3 @@ def _read(spec: str) -> tuple[Any, Any]:
     if not hasattr(create, "options_class"):
         raise InputError(f"baseline {name}: has no options_class, such as tide.Options")
     return create, create.options_class.of("baseline", name, settings)
-
-
-__getattr__, _, _ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": ["Baseline", "Generated"],
-        "decoding": ["DecodingBaseline"],
-        "fit": ["FitTask", "Fitted"],
-        "lanes": ["SteeredLane"],
-    },
-)

@@ -25,8 +25,7 @@ from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from tide.evaluation.assessment import Covered
-    from tide.scorers import Scorer
-    from tide.scorers.base import Exchange, Floats
+    from tide.scorers.base import Exchange, Floats, Scorer
 
 app = typer.Typer(
     help="Compare scorers on labelled texts.\n\n"
@@ -121,7 +120,7 @@ def _opened(specs: Sequence[str] | None, stack: ExitStack) -> list[Scorer]:
 def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
     """Score all `texts`, even nearly empty texts, with a progress bar."""
     from tide.evaluation.assessment import CHUNK  # noqa: PLC0415  (slow imports)
-    from tide.scorers import score_texts  # noqa: PLC0415
+    from tide.scorers.base import score_texts  # noqa: PLC0415
 
     scores: list[float] = []
     for chunk in chunks(texts, CHUNK, scorer.name, Bars()):

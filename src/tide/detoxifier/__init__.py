@@ -50,7 +50,7 @@ def register(kind: Kind, name: str, target: Any) -> None:
     if not callable(target) and not (isinstance(target, str) and ":" in target):
         raise InputError(f"target: expected a class, a function or 'module:Class' (got {target!r})")
     if kind == "scorer" and callable(target) and not inspect.isclass(target):
-        from tide.scorers import CallableScorer  # noqa: PLC0415  (numpy)
+        from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
         function = target
 

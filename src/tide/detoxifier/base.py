@@ -21,15 +21,15 @@ from tide.core.results import Result, Trial, format_score
 from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
-from tide.engines import Engine, Prompt, engine_class, load_engine
-from tide.engines.base import name_of
+from tide.engines import engine_class, load_engine
+from tide.engines.base import Engine, Prompt, name_of
 from tide.runtime.acceptance import check_thresholds
 from tide.runtime.draw import draw
 from tide.runtime.rewind import rewind
 from tide.runtime.search import search
 from tide.runtime.trial import TrialTask
-from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
-from tide.scorers.base import Exchange, close_scorer
+from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers.base import AsyncScorer, Exchange, Scorer, close_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 

@@ -6,21 +6,14 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lazy_loader
-
 from tide.core.errors import EngineError, InputError, guarded
 from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from tide.engines.base import Completion as Completion
-    from tide.engines.base import Engine as Engine
-    from tide.engines.base import Piece as Piece
-    from tide.engines.base import Prompt as Prompt
-    from tide.engines.base import Request as Request
-    from tide.engines.embedding_table import EmbeddingEngine as EmbeddingEngine
-    from tide.engines.local.stream import Stream as Stream
+    from tide.engines.base import Engine
+
 
 REGISTRY = Registry(
     "engine",
@@ -67,13 +60,3 @@ def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine
     if not isinstance(engine, Engine):
         raise InputError(f"engine {name!r}: made a {type(engine).__name__}, not a tide.Engine")
     return engine
-
-
-__getattr__, _, _ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": ["Completion", "Engine", "Piece", "Prompt", "Request"],
-        "embedding_table": ["EmbeddingEngine"],
-        "local.stream": ["Stream"],
-    },
-)

@@ -19,8 +19,8 @@ from tide.data.files import writing
 from tide.data.records import RecordFile, RecordId
 from tide.data.texts import Row
 from tide.engines import REGISTRY as ENGINES
-from tide.engines import Engine, load_engine
-from tide.engines.base import name_of
+from tide.engines import load_engine
+from tide.engines.base import Engine, name_of
 from tide.evaluation.benchmarks import Benchmark, load_protocol, open_benchmark
 from tide.evaluation.console import Progress
 from tide.evaluation.judging import (

@@ -29,8 +29,17 @@ from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
 from tide.evaluation.console import Progress, chunks
 from tide.pocket import FOLDERS
-from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import Exchange, close_scorer, code_of, is_nearly_empty, score_groups
+from tide.scorers import load_scorer
+from tide.scorers.base import (
+    Exchange,
+    Scorer,
+    Scores,
+    close_scorer,
+    code_of,
+    is_nearly_empty,
+    score_groups,
+    score_texts,
+)
 
 AnyScorer = str | Scorer | Callable[[list[Any]], Any]
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.baselines import Baseline, Generated, check_baseline, load_baseline
+from tide.baselines import check_baseline, load_baseline
+from tide.baselines.base import Baseline, Generated
 from tide.core.errors import (
     CompletionError,
     EngineError,
@@ -29,13 +30,11 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines import Engine
-from tide.engines.base import name_of
+from tide.engines.base import Engine, name_of
 from tide.evaluation.benchmarks import Protocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
-from tide.scorers import Scorer
-from tide.scorers.base import Exchange, is_nearly_empty, score_groups
+from tide.scorers.base import Exchange, Scorer, is_nearly_empty, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 

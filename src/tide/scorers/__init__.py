@@ -7,21 +7,12 @@ from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import lazy_loader
-
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.plugins.registry import Registry
 from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
-    from tide.scorers.base import AsyncScorer as AsyncScorer
-    from tide.scorers.base import Attributed as Attributed
-    from tide.scorers.base import CallableScorer as CallableScorer
-    from tide.scorers.base import Exchange as Exchange
-    from tide.scorers.base import PlainScorer as PlainScorer
-    from tide.scorers.base import Scorer as Scorer
-    from tide.scorers.base import Scores as Scores
-    from tide.scorers.base import score_texts as score_texts
+    from tide.scorers.base import AsyncScorer, Scorer
 
 # The scorer of Python, the commands and the server: `exchange` decides, where `pocket` points.
 DEFAULT_SCORER = "confirm:pocket,exchange"
@@ -146,16 +137,3 @@ def _complete(loaded: Any, origin: str) -> Scorer:
         if not isinstance(value := getattr(scorer, name), kind):
             raise InputError(f"{origin}: its {name} must not be {value!r}")
     return scorer
-
-
-_BASE = [
-    "AsyncScorer",
-    "Attributed",
-    "CallableScorer",
-    "Exchange",
-    "PlainScorer",
-    "Scorer",
-    "Scores",
-    "score_texts",
-]
-__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": _BASE})

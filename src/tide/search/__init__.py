@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import lazy_loader
 from pydantic import ValidationError
 
 from tide.core.errors import InputError, StrategyError, guarded, one_line
@@ -16,11 +15,7 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import format_spec, parse_spec
 
 if TYPE_CHECKING:
-    from tide.search.base import Candidate as Candidate
-    from tide.search.base import Point as Point
-    from tide.search.base import Problem as Problem
-    from tide.search.base import Steps as Steps
-    from tide.search.base import Strategy as Strategy
+    from tide.search.base import Problem, Strategy
 
 REGISTRY = Registry(
     "strategy",
@@ -121,7 +116,3 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
     except ValidationError as error:
         raise InputError(one_line(error, known=fields)) from None
     return settings, strategy
-
-
-_BASE = ["Candidate", "Point", "Problem", "Steps", "Strategy"]
-__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": _BASE})

@@ -23,7 +23,7 @@ from tests.models import CONFIGS, CONTEXT, VOCAB, save_causal_lm, save_mamba
 from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
-from tide.engines import Engine, Request
+from tide.engines.base import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = [

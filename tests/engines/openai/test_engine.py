@@ -18,7 +18,8 @@ from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines import Completion, Request, load_engine
+from tide.engines import load_engine
+from tide.engines.base import Completion, Request
 from tide.engines.openai.engine import OpenAIEngine
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)

@@ -18,7 +18,7 @@ from tide.core.chat import Chat, Parts
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling, Settings
 from tide.core.text import Thoughts
-from tide.engines import Piece, Request
+from tide.engines.base import Piece, Request
 from tide.engines.openai.engine import OpenAIEngine
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.models import save_causal_lm
 from tests.scorers.guards.tiny import FAMILY, exchanges, prompt_of, save_guard, toxic
 from tide.core.errors import ScorerError
-from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import Exchange
+from tide.scorers import load_scorer
+from tide.scorers.base import Exchange, Scorer, score_texts
 from tide.scorers.guards import FAMILIES, LocalGuard
 
 

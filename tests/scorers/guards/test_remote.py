@@ -12,8 +12,8 @@ import pytest
 from tests.scorers.services.stand_ins import FAMILIES, GuardServer, Service, running, share
 from tide.core.chat import Chat
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
-from tide.scorers import guards, load_scorer, score_texts
-from tide.scorers.base import Exchange
+from tide.scorers import guards, load_scorer
+from tide.scorers.base import Exchange, score_texts
 from tide.scorers.guards import FAMILIES as KNOWN
 from tide.scorers.guards import RemoteGuard
 from tide.scorers.services import ServedClassifier

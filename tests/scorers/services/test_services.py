@@ -34,8 +34,8 @@ from tests.scorers.services.stand_ins import (
     toxicity,
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import Scores, adapted, score_groups
+from tide.scorers import load_scorer
+from tide.scorers.base import Scorer, Scores, adapted, score_groups, score_texts
 from tide.scorers.guards import RemoteGuard
 from tide.scorers.services import (
     CATEGORIES,
