@@ -258,6 +258,20 @@ def test_chats_about_tools_are_written_and_read_as_they_came() -> None:
     assert plain.unanswered == ["and the people"]
 
 
+def test_chat_without_a_user_is_unanswered_as_a_whole() -> None:
+    messages = [CALLING, RESULT]
+    chat = Chat.of(messages, for_server=True)
+    assert chat.unanswered == ["find", '{"a": "b"}', "a", "b", "sunny"]
+
+
+@pytest.mark.parametrize("begun", [[], ["Sure"], ["", "Sure"]])
+def test_chat_before_an_answer_that_the_client_has_begun(begun: list[str]) -> None:
+    messages = [*HELLO, *({"role": "assistant", "content": text} for text in begun)]
+    assert Chat.of(messages, for_server=True).before_answer == Chat.of(HELLO)
+    alone = Chat.of([{"role": "assistant", "content": "Sure"}], for_server=True)
+    assert alone.before_answer == alone
+
+
 TEXT = st.text(max_size=40)
 ROLES = st.sampled_from(["system", "user", "assistant"])
 MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT}), max_size=5)

@@ -267,7 +267,7 @@ def test_interrupted_run_of_another_input_is_not_resumed(tmp_path: Path) -> None
 
 
 SCORER = """
-from tide.scorers import PlainScorer
+from tide.scorers.base import PlainScorer
 class Mine(PlainScorer):
     name = "mine"
     def score(self, texts):

@@ -9,6 +9,7 @@ from tests.evaluation.runs import column
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
 from tide.baselines.base import Generated
+from tide.baselines.decoding import DecodingBaseline
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Settings
 from tide.data.records import Record
@@ -78,8 +79,11 @@ def test_baseline_prompt_fails_alone() -> None:
 def test_seconds_of_a_baseline_do_not_hold_the_loading_of_its_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    class LoadingBaseline(HalfBaseline, DecodingBaseline):
+        def __init__(self) -> None: ...
+
     clock, costs = [0.0], [60.0, 3.0]
-    baseline: Any = HalfBaseline()
+    baseline: Any = LoadingBaseline()
     write = baseline.generate
 
     def generate(prompts: Sequence[str], *_: Any) -> list[Generated | TideError]:

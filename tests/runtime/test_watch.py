@@ -298,3 +298,11 @@ def test_score_of_an_answer_is_its_worst_window_of_the_scorer(worst: int) -> Non
     scores[worst - 1] = 0.3
     assert feed(answer, scores) is None
     assert answer.worst().value == 0.3
+
+
+def test_score_of_an_answer_counts_the_last_whole_text_that_passed() -> None:
+    """A later one failed, and then passed in the window of the next word."""
+    answer = watch(window_tokens=10, lag=4)
+    answer.window = 4
+    assert feed(answer, [0.0, 0.0, 0.3, 0.9, *[0.0] * 4]) is None
+    assert answer.worst().value == 0.3

@@ -11,10 +11,11 @@ import pytest
 from tests.fakes import FakeEngine, FakeScorer
 from tide import Exchange
 from tide.core.chat import Chat
-from tide.core.errors import ScorerError
+from tide.core.errors import PromptRefusedError, ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer
 from tide.scorers.base import is_blank, score_texts
+from tide.scorers.guards import FAMILIES
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
 
@@ -110,6 +111,22 @@ def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -
 
 
 # The runtime
+
+
+def test_guards_judge_the_user_although_the_client_has_begun_the_answer() -> None:
+    """A guard judges the last message, which is then the client's beginning of the answer."""
+    family = FAMILIES["llama-guard"]
+    asked = {"role": "user", "content": "a rude question"}
+
+    def judge(exchange: Exchange) -> float:
+        return 0.9 if "rude" in family.turns(exchange)[-1]["content"] else 0.1
+
+    scorer = FakeScorer(judge, reads="exchange")
+    detox = Detoxifier(FakeEngine("Yes it is"), scorer=scorer, refuse_prompt_above=0.5)
+    for begun in ([], ["Sure"], [""], ["", "Sure"]):
+        messages = [asked, *({"role": "assistant", "content": text} for text in begun)]
+        with pytest.raises(PromptRefusedError):
+            detox(Chat.of(messages, for_server=True))
 
 
 @pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample", "random-walk"])

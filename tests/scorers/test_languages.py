@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -98,6 +99,11 @@ def test_a_short_answer_is_read_with_its_question() -> None:
     assert holds_listed_word(Exchange(question, "Du bist doof."))
     assert not holds_listed_word(Exchange(Chat.said("What do you think of that?"), "Du: doof."))
     assert holds_listed_word(Exchange(GERMAN, ""))  # the prompt itself
+
+
+@pytest.mark.parametrize("read", ["en", ["en"], ("en",)])
+def test_languages_of_a_scorer_may_be_a_list_or_a_text(read: Any) -> None:
+    assert isinstance(listed(FakeScorer(languages=read)), languages.WordLists)
 
 
 @pytest.mark.usefixtures("lists")

@@ -431,7 +431,7 @@ def test_cache_forgets_scores_of_edited_code(path: Path, tmp_path: Path) -> None
     code = tmp_path / "mine.py"
     for value in (0.1, 0.2):
         code.write_text(
-            "from tide.scorers import PlainScorer\n"
+            "from tide.scorers.base import PlainScorer\n"
             f"def value():\n    return {value}\n"
             "class Mine(PlainScorer):\n    name = 'mine'\n"
             "    def score(self, texts):\n        return [value()] * len(texts)\n"

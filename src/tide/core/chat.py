@@ -225,14 +225,21 @@ class Chat(BaseModel):
         return last.content if last.role == "assistant" else ""
 
     @property
+    def before_answer(self) -> Self:
+        """The chat without messages of the assistant at its end, unless it has no others."""
+        others = [i for i, message in enumerate(self.messages) if message.role != "assistant"]
+        count = max(others, default=len(self.messages) - 1) + 1
+        return self.model_copy(update={"messages": self.messages[:count]})
+
+    @property
     def unanswered(self) -> list[str]:
         """The last user message, and the `readings` of all later messages and tool calls.
 
-        Raises Unread.
+        Without a user these are all messages. Raises Unread.
         """
         users = [i for i, message in enumerate(self.messages) if message.role == "user"]
-        last = max(users, default=0)
-        texts = [self.messages[last].content]
+        last = max(users, default=-1)
+        texts = [self.messages[last].content] if users else []
         for message in self.messages[last + 1 :]:
             for text in message.texts:
                 texts += readings(text)

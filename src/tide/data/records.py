@@ -60,9 +60,9 @@ class TrialRecord(_Frozen):
     """One trial. A field is None if the method does not have it (a baseline has no base text).
 
     text: empty if the completion was withheld (`refused`); `withheld_text` is then the completion,
-    and its score is kept. attributes: the
-    scorer's scores besides `toxicity` (threat, insult...), if any. failed: names of the limits that
-    any text of the trial reached ("toxicity" or an attribute of `thresholds`).
+    and its score is kept. attributes: the scorer's scores besides `toxicity` (threat, insult...),
+    if any. failed: names of the limits that any text of the trial reached ("toxicity" or an
+    attribute of `thresholds`).
     trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut the text off.
     base_text: the unmodified model's completion. base_partial: whether it is only the text before
     the first repair; judges then do not score it.

@@ -269,7 +269,9 @@ class DetoxifierBase:
     async def _check_prompt(self, prompt: str | Chat, settings: Settings) -> None:
         """Raise PromptRefusedError for a prompt that scores above `refuse_prompt_above`.
 
-        A scorer that reads exchanges gets the prompt or the conversation without an answer.
+        A scorer that reads exchanges gets the prompt or the conversation without an answer. If the
+        client has begun the answer, it also gets the conversation up to there: guards judge the
+        last message.
         """
         limit = settings.refuse_prompt_above
         if limit is None:
@@ -279,7 +281,10 @@ class DetoxifierBase:
         except Unread:
             raise PromptRefusedError("the chat's tool calls or results cannot be read") from None
         if self._scoring.scorer.reads == "exchange":
-            exchanges = [Exchange(prompt, "")]
+            contexts = [prompt]
+            if isinstance(prompt, Chat):
+                contexts.append(prompt.before_answer)
+            exchanges = [Exchange(context, "") for context in dict.fromkeys(contexts)]
         else:
             exchanges = [Exchange("", text) for text in texts]
         score = max((await self._scoring.send(exchanges)).values.tolist())

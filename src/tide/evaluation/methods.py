@@ -131,11 +131,14 @@ class BaselineMethod:
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
+        from tide.baselines.decoding import DecodingBaseline  # noqa: PLC0415  (torch)
+
         # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         try:
-            # The first call loads the baseline's models, which is no part of a text's time.
-            self._generated([], [])
+            if isinstance(self._baseline, DecodingBaseline):
+                # The first call loads its models, which is no part of a text's time.
+                self._generated([], [])
             for start in range(0, len(rows), size):
                 yield from self._batch(rows[start : start + size], trials)
         finally:

@@ -261,11 +261,10 @@ class Watch:
         # A later window holds all of the first `window_tokens`, so its score replaces theirs.
         # A later one of the scorer's own `window` may not: the last score of the whole text stays.
         first, passes = self.acceptance.settings.window_tokens + 1, self.acceptance.passes
+        passed = {at: score for at, score in self.scores if at <= self.passed and passes(score)}
         if self.window:
-            whole = (position for position, _ in self.scores if position <= self.window)
-            first = max(whole, default=0)
-        scores = [score for position, score in self.scores if first <= position <= self.passed]
-        scores = [score for score in scores if passes(score)] or [self.scores[-1][1]]
+            first = max((at for at in passed if at <= self.window), default=0)
+        scores = [score for at, score in passed.items() if at >= first] or [self.scores[-1][1]]
         names = set.intersection(*(set(score.attributes) for score in scores))
         attributes = {
             name: max(score.attributes[name] for score in scores) for name in sorted(names)

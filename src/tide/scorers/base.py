@@ -312,7 +312,10 @@ class Adapter(ScorerWrapper):
         self.highest_of = getattr(scorer, "highest_of", ())
         self.window = getattr(scorer, "window", 0)
         self.fallback = getattr(scorer, "fallback", "")
-        self.languages = getattr(scorer, "languages", None)
+        languages = getattr(scorer, "languages", None)
+        if isinstance(languages, str):
+            languages = (languages,)
+        self.languages = None if languages is None else tuple(languages)
         screen = getattr(scorer, "screen", None)
         self.screen = None if screen is None else adapted(screen)
 
