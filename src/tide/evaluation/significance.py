@@ -72,8 +72,9 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
         raise InputError(f"no run of method {against!r} to compare with; there are {names}")
     named = runs[names.index(opponent_name)]
     opponents = {named.settings.get("seed"): named}
+    method = _without_seed(named)
     for run in runs:
-        if _without_seed(run) == _without_seed(named):
+        if _without_seed(run) == method:
             opponents.setdefault(run.settings.get("seed"), run)
     comparisons: list[Comparison] = []
     for source in named.sources:

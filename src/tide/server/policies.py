@@ -184,10 +184,9 @@ class PolicyFile(_Part):
         yaml = require("yaml", "gateway")
         try:
             text = as_text(read_whole(path), str(path))
+            return cls.model_validate(yaml.safe_load(text))
         except InputError as error:
             raise InputError(f"--policies {error}") from None
-        try:
-            return cls.model_validate(yaml.safe_load(text))
         except ValidationError as error:
             reason = problem(error, "file")
         except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
