@@ -21,12 +21,13 @@ from pydantic import BaseModel
 
 from tests.generated import examples
 from tests.hostile import KEY
+from tests.scorers.services.stand_ins import quick
 from tide.core import http
 from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed, parsed
 from tide.engines.openai.engine import OpenAIEngine
+from tide.scorers import load_scorer
 from tide.scorers.remote import pause_of
-from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 
 Script = Callable[[socket.socket, bytes], None]
 
@@ -230,14 +231,13 @@ def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert b"authorization" not in requests[0].lower()
 
 
-def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
-    with serving(ECHO) as (url, requests):
-        moderation = OpenAIModerationScorer(key=KEY, url=url, attempts=1)
+def test_the_key_is_in_no_traceback() -> None:
+    with serving(ECHO) as (url, requests), quick(url, f"{KEY}\r\n"):
+        moderation = load_scorer("openai-moderation")
         for failing in (
             lambda: OpenAIEngine("tiny", base_url=url),
             lambda: moderation.score(["a text"]),
-            lambda: PerspectiveScorer(key=KEY, url=url, attempts=1).score(["a text"]),
+            lambda: load_scorer("perspective").score(["a text"]),
         ):
             with pytest.raises((EngineError, ScorerUnavailableError)) as caught:
                 failing()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ import openai
 import pytest
 
 from tests.fakes import FakeScorer
+from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
@@ -23,7 +23,6 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError, Scorer
 from tide.engines import load_engine
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed
-from tide.scorers.services import OpenAIModerationScorer, PerspectiveScorer
 from tide.scorers.wrappers import ConfirmScorer, FallbackScorer, MaxScorer
 from tide.server.limits import Limits
 from tide.server.scoring import perspective_name
@@ -31,7 +30,12 @@ from tide.server.telemetry import MeasuredScorer, Metrics
 
 KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
-perspective = partial(PerspectiveScorer, queries_per_second=100)
+
+
+def perspective(server: Any, attributes: str = "TOXICITY", key: str = KEY) -> Any:
+    """The scorer `perspective` that asks the server."""
+    with quick(server.url, key):
+        return load_scorer(f"perspective:{attributes}")
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +46,14 @@ def server() -> Iterator[Running]:
 
 
 def test_a_client_of_perspective_needs_another_address_alone(server: Running) -> None:
-    scorer = perspective(key=KEY, url=server.url)
+    scorer = perspective(server)
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
     with pytest.raises(ScorerError, match="COMMENT_EMPTY"):
         scorer.score([" "])
     with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
-        perspective("INSULT", key=KEY, url=server.url).score(["text"])
+        perspective(server, "INSULT").score(["text"])
     with pytest.raises(ScorerRefusedError):
-        perspective(key="another-key", url=server.url).score(["text"])
+        perspective(server, key="another-key").score(["text"])
 
 
 def analyze(server: Running, **more: Any) -> Any:
@@ -108,9 +112,9 @@ class Attributes(ReadingScorer):
 
 def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
     with running(scorer=Attributes()) as server:
-        insult = perspective("INSULT", key=KEY, url=server.url)
+        insult = perspective(server, "INSULT")
         assert insult.score(TEXTS).tolist() == [0.375, 0.125, 0.0]
-        both = perspective("TOXICITY,THREAT", key=KEY, url=server.url).score_attributes(TEXTS)
+        both = perspective(server, "TOXICITY,THREAT").score_attributes(TEXTS)
         assert both.values.tolist() == [0.75, 0.25, 0.0]
         assert both.attributes["THREAT"] == pytest.approx([0.075, 0.025, 0.0])
         wanted = {"INSULT": {"scoreThreshold": 0.5}, "TOXICITY": {"scoreThreshold": 0.5}}
@@ -205,9 +209,8 @@ def test_moderations(server: Running) -> None:
         for wrong in (picture, [], ["x"] * 9):
             with pytest.raises(openai.BadRequestError):
                 client.moderations.create(input=wrong)
-    scorer = OpenAIModerationScorer(
-        "a-model#harassment", key=KEY, url=f"{server.url}/v1", queries_per_second=100
-    )
+    with quick(f"{server.url}/v1", KEY):
+        scorer = load_scorer("openai-moderation:a-model#harassment")
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
 
 
@@ -390,7 +393,7 @@ def test_the_discovery_document_names_the_address_that_was_asked() -> None:
 def test_one_command_stands_in_for_perspective() -> None:
     comments = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
     with serving(*TIDE, "--perspective", "--scorer", "pocket") as server:
-        scorer = perspective(key="any", url=server.url)
+        scorer = perspective(server)
         assert scorer.score(comments) == pytest.approx(load_scorer("pocket").score(comments))
         with httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/ready").status_code == 200

@@ -456,9 +456,9 @@ def api_root(url: str) -> str:
     return url if re.fullmatch(r"v\d\w*|openai", last) else f"{url}/v1"
 
 
-def need_key(variable: str, value: str | None = None) -> SecretStr:
+def need_key(variable: str) -> SecretStr:
     """Like `read_key`. Raises EnvironmentVariableError if there is no key."""
-    key = read_key(variable, value)
+    key = read_key(variable)
     if key is None:
         raise EnvironmentVariableError(f"no key; set the environment variable {variable}")
     return key

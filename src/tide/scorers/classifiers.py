@@ -12,7 +12,6 @@ import torch
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
-from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
 from tide.scorers.services import check_exclusive, toxic_columns
 
@@ -32,15 +31,14 @@ class HuggingFaceScorer(AttributedScorer):
     model's context is scored in windows that overlap by half; the highest score counts.
 
     Raises ScorerError if the model or its head cannot be loaded completely, and InputError for a
-    regression, for unknown labels, for exclusive labels that are all toxic, and an unusable device.
+    regression, for unknown labels, and for exclusive labels that are all toxic.
     """
 
-    @checked
-    def __init__(self, spec: str, *, device: str = "auto") -> None:
+    def __init__(self, spec: str) -> None:
         from transformers import AutoModelForSequenceClassification  # noqa: PLC0415  (slow import)
 
         model, _, labels = spec.partition("#")
-        self._device = find_device(device)
+        self._device = find_device("auto")
         with guarded(ScorerError, f"scorer hf:{model}: cannot be loaded"):
             tokenizer, loaded = load_pretrained(
                 AutoModelForSequenceClassification, model, self._device, torch.float32

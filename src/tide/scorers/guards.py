@@ -298,19 +298,18 @@ class RemoteGuard(SelfHostedScorer):
     """A guard on a server that speaks OpenAI's API and returns log-probabilities, such as vLLM.
 
     The server applies the guard's chat template; a whole prompt is the user's message.
-    GUARD_API_KEY holds the key; GUARD_QPS limits requests per second. Further settings: see
-    RemoteScorer.
+    GUARD_API_KEY holds the key; GUARD_QPS limits requests per second.
     """
 
     family = "GUARD"
     reads = "exchange"
     batch_size = 1
 
-    def __init__(self, model: str, family: str, url: str, **options: Any) -> None:
+    def __init__(self, model: str, family: str, url: str) -> None:
         name = _family_of(model, family)
         self._family = FAMILIES[name]
         self._model = model
-        super().__init__(f"guard:{model}", url, **options)
+        super().__init__(f"guard:{model}", url)
         self._url = api_root(self._url)
         self.name = f"guard:{model}@{place_of(self._url)}#{name}"
 
@@ -362,16 +361,14 @@ class LocalGuard(PlainScorer):
     _in_parts = False  # whether the chat template reads a message's content as parts
     _begun = ""
 
-    def __init__(
-        self, model: str, family: str = "", *, device: str = "auto", dtype: str = "auto"
-    ) -> None:
+    def __init__(self, model: str, family: str = "") -> None:
         from tide.scorers.classifiers import revision_of  # noqa: PLC0415  (torch)
 
         name = _family_of(model, family)
         self._family = FAMILIES[name]
         self.name = f"guard:{model}"
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
-            config = self._load(model, device, dtype)
+            config = self._load(model)
             limit = getattr(config.get_text_config(), "max_position_embeddings", 1 << 20)
         self._limit = limit - self._family.tokens
         self.name += f"{revision_of(model, config)}#{name}"
@@ -394,15 +391,15 @@ class LocalGuard(PlainScorer):
     def close(self) -> None:
         del self._model
 
-    def _load(self, model: str, device: str, dtype: str) -> Any:
+    def _load(self, model: str) -> Any:
         """Load tokenizer and model, and return the model's config. May raise any exception."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
         from tide.core import pretrained  # noqa: PLC0415  (torch)
 
-        self._device = pretrained.find_device(device)
+        self._device = pretrained.find_device("auto")
         self._tokenizer, self._model = pretrained.load_pretrained(
-            AutoModelForCausalLM, model, self._device, dtype
+            AutoModelForCausalLM, model, self._device, "auto"
         )
         rows = len(self._model.get_input_embeddings().weight)
         pretrained.check_tokenizer(self._tokenizer, rows)
@@ -527,12 +524,11 @@ class LocalGuard(PlainScorer):
         return rendered
 
 
-def guard(spec: str, **options: Any) -> Scorer:
+def guard(spec: str) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
     spec: a folder or hub id, or `MODEL@http://HOST:PORT` on a server. Append `#FAMILY` to a spec
-    whose model's name does not show the family. options: `device` and `dtype` in process, else
-    settings of RemoteScorer.
+    whose model's name does not show the family.
 
     Raises InputError for an unknown family, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.
@@ -544,5 +540,5 @@ def guard(spec: str, **options: Any) -> Scorer:
     if not model:
         raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
     if at:
-        return RemoteGuard(model, family, f"http{address}", **options)
-    return LocalGuard(model, family, **options)
+        return RemoteGuard(model, family, f"http{address}")
+    return LocalGuard(model, family)

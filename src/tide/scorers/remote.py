@@ -22,8 +22,7 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url, parsed, read_key
-from tide.plugins.options import checked
+from tide.core.http import MIB, Client, Reply, ServerFailed, base_url, parsed, read_key
 from tide.scorers.base import (
     HEALTH_TEXT,
     Attributed,
@@ -83,11 +82,11 @@ Rate = Annotated[float, Field(ge=1e-4, le=10_000, allow_inf_nan=False)]
 class RemoteScorer(AttributedScorer):
     """Base of scorers that query a service; subclasses define one request.
 
-    Requests start evenly spaced at `queries_per_second` (default: the environment variable named
-    by `rate_variable`, else `usual_rate`), as many at a time as start in a second, but at most
-    `most_at_once`. A request that fails temporarily is repeated, up to `attempts` times in all,
-    after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds for one request
-    with its whole answer (default: `usual_timeout`).
+    As many requests start in a second as the environment variable `rate_variable` says, else
+    `usual_rate`: evenly spaced, as many at a time as start in a second, but at most `most_at_once`.
+    A request that fails temporarily is repeated, up to `attempts` times in all, after a pause that
+    doubles from `backoff` seconds, with jitter. timeout: seconds for one request with its whole
+    answer.
 
     attributes: names of the service's other scores; see `tide.scorers.base`. check: what an
     error asks the user to check after a refusal. tells_codes: whether errors may quote the
@@ -100,31 +99,20 @@ class RemoteScorer(AttributedScorer):
     rate_variable = ""
     usual_rate = 1.0
     most_at_once = 100
-    usual_timeout = 30.0
+    timeout = 30.0
+    attempts = 6
+    backoff = 1.0
     check = "the key and the address"
     tells_codes: ClassVar[bool] = True
     _key: SecretStr | None = None
     attributes: tuple[str, ...] = ()
 
-    @checked
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        queries_per_second: Rate | None = None,
-        timeout: Seconds | None = None,
-        attempts: Annotated[int, Field(ge=1, le=1000)] = 6,
-        backoff: Seconds = 1.0,
-    ) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self.name = name
         self._url = url
-        self._timeout = timeout or self.usual_timeout
-        rate = self._rate() if queries_per_second is None else queries_per_second
+        rate = self._rate()
         self._pace = _PACES.setdefault((place_of(url), rate), Pace(rate))
         self._gate = asyncio.Semaphore(math.ceil(min(rate, self.most_at_once)))
-        self._attempts = attempts
-        self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
         self._opened: Client | None = None
 
     @property
@@ -144,7 +132,7 @@ class RemoteScorer(AttributedScorer):
 
     def _client(self) -> Client:
         """Create the client for all requests, which sends the key as a bearer token."""
-        return Client(self._timeout, key=self._key)
+        return Client(self.timeout, key=self._key)
 
     @abstractmethod
     async def _ask(self, client: Client, texts: list[Any]) -> list[TextScore]:
@@ -240,15 +228,15 @@ class RemoteScorer(AttributedScorer):
 
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(ServerFailed),
-            stop=tenacity.stop_after_attempt(self._attempts),
-            wait=self._backoff,
+            stop=tenacity.stop_after_attempt(self.attempts),
+            wait=tenacity.wait_random_exponential(multiplier=self.backoff, max=_LONGEST_PAUSE),
             reraise=True,
         )
         try:
             return await retrying(attempt)
         except ServerFailed as error:
-            times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
-            raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
+            problem = f"{error} ({self.attempts} attempts)"
+            raise ScorerUnavailableError(f"scorer {self.name}: {problem}") from None
 
     async def _attempt(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, called at the service's pace."""
@@ -290,10 +278,8 @@ def _size(texts: Sequence[Scored]) -> str:
     return f"texts: {len(texts)}, characters: {sum(len(exchange_of(text).alone) for text in texts)}"
 
 
-def url_from(variable: str, url: str | None, default: str) -> str:
-    """Return the base URL `url`, else the URL in the environment, else the default."""
-    if url:
-        return base_url(url, "url")
+def url_from(variable: str, default: str) -> str:
+    """Return the base URL in the environment, else the default."""
     return base_url(os.environ.get(variable) or default, variable)
 
 
@@ -328,7 +314,7 @@ class SelfHostedScorer(RemoteScorer):
     """Base of scorers that query a self-hosted server, given by its address.
 
     family: prefix of the environment variables: FAMILY_API_KEY holds the key (sent as a bearer
-    token); FAMILY_QPS limits requests per second (default 100). Further settings: see RemoteScorer.
+    token); FAMILY_QPS limits requests per second (default 100).
 
     The server's tokenizer is unknown, so subclasses send everything that looks like a control token
     with a space in it (`break_up`).
@@ -339,11 +325,11 @@ class SelfHostedScorer(RemoteScorer):
     batch_size = 32
     usual_rate = 100.0
     most_at_once = 8
-    usual_timeout = 60.0
+    timeout = 60.0
     tells_codes = False  # codes may repeat the text
 
-    def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self.rate_variable = f"{self.family}_QPS"
         self.check = f"{self.family}_API_KEY, the address and {self.served}"
-        self._key = read_key(f"{self.family}_API_KEY", key)
-        super().__init__(name, base_url(url, f"scorer {name}"), **options)
+        self._key = read_key(f"{self.family}_API_KEY")
+        super().__init__(name, base_url(url, f"scorer {name}"))

@@ -22,7 +22,6 @@ from pydantic import AliasPath, BaseModel, Field, RootModel, SecretStr
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import Client, Rows, ServerFailed, need_key
 from tide.core.results import Score
-from tide.plugins.options import checked
 from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
 from tide.scorers.remote import RemoteScorer, SelfHostedScorer, place_of, url_from
@@ -45,8 +44,6 @@ class PerspectiveScorer(RemoteScorer):
 
     attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
     largest is the score. The service refuses texts of more than 20 KB: use `windows:perspective`.
-    key, url and queries_per_second default to environment variables (see the module). Further
-    settings: see RemoteScorer.
 
     Raises EnvironmentVariableError without a key.
     """
@@ -59,23 +56,15 @@ class PerspectiveScorer(RemoteScorer):
         "docs/scorers.md compares other scorers"
     )
 
-    @checked
-    def __init__(
-        self,
-        attribute: str = "TOXICITY",
-        *,
-        key: str | None = None,
-        url: str | None = None,
-        **options: Any,
-    ) -> None:
-        self._key = need_key("PERSPECTIVE_API_KEY", key)
-        url = url_from("PERSPECTIVE_URL", url, PERSPECTIVE_URL)
+    def __init__(self, attribute: str = "TOXICITY") -> None:
+        self._key = need_key("PERSPECTIVE_API_KEY")
+        url = url_from("PERSPECTIVE_URL", PERSPECTIVE_URL)
         self.attributes = self.highest_of = tuple(dict.fromkeys(attribute.split(",")))
         where = "v1alpha1" if url == PERSPECTIVE_URL else place_of(url)
-        super().__init__(f"perspective:{','.join(self.attributes)}@{where}", url, **options)
+        super().__init__(f"perspective:{','.join(self.attributes)}@{where}", url)
 
     def _client(self) -> Client:
-        return Client(self._timeout, params={"key": self._key.get_secret_value()})
+        return Client(self.timeout, params={"key": self._key.get_secret_value()})
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {
@@ -112,7 +101,7 @@ class OpenAIModerationScorer(RemoteScorer):
 
     `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
     attribute. model: by default a dated version, so that scores stay comparable. The scores are not
-    calibrated like Perspective's. Settings: see RemoteScorer.
+    calibrated like Perspective's.
 
     Raises InputError without a key, and ScorerError for a category that the model does not know.
     """
@@ -121,22 +110,14 @@ class OpenAIModerationScorer(RemoteScorer):
     rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
     check = "OPENAI_API_KEY, its credit, the model's name and the address"
 
-    @checked
-    def __init__(
-        self,
-        model: str = "omni-moderation-2024-09-26",
-        *,
-        key: str | None = None,
-        url: str | None = None,
-        **options: Any,
-    ) -> None:
-        self._key = need_key("OPENAI_API_KEY", key)
-        url = url_from("OPENAI_BASE_URL", url, MODERATION_URL)
+    def __init__(self, model: str = "omni-moderation-2024-09-26") -> None:
+        self._key = need_key("OPENAI_API_KEY")
+        url = url_from("OPENAI_BASE_URL", MODERATION_URL)
         self._model, _, named = model.partition("#")
         self.attributes = self.highest_of = tuple(named.split(",")) if named else CATEGORIES
         chosen = f"#{named}" if named else ""
         where = "" if url == MODERATION_URL else f"@{place_of(url)}"
-        super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)
+        super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url)
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
@@ -243,7 +224,7 @@ class ServedClassifier(SelfHostedScorer):
     """The probability of the toxic labels of a classifier on a server.
 
     url: the server's address, optionally followed by `#` and the toxic labels, comma-separated.
-    Settings: see RemoteScorer. A text longer than the model's context is an error.
+    A text longer than the model's context is an error.
 
     text-embeddings-inference (`/predict`): `classifier:http://HOST:8080#toxic`. By default, labels
     with a common name are toxic, as in `hf`. It applies a softmax even if a model's labels are not
@@ -256,10 +237,9 @@ class ServedClassifier(SelfHostedScorer):
     family = "CLASSIFIER"
     served = "the served model (vLLM's needs the number of its toxic class, as in #1)"
 
-    @checked
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str) -> None:
         address, _, wanted = url.partition("#")
-        super().__init__("classifier", address, **options)
+        super().__init__("classifier", address)
         self._labels: frozenset[str] = frozenset()  # of text-embeddings-inference
         # Addresses for other clients end in /v1, but the paths used here start at the root.
         self._url = self._url.removesuffix("/v1")

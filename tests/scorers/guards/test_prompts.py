@@ -65,7 +65,7 @@ class Guard(LocalGuard):
         self._tokenizer.chat_template = template
         super().__init__("none", family)
 
-    def _load(self, model: str, device: str, dtype: str) -> Any:
+    def _load(self, model: str) -> Any:
         return SimpleNamespace(get_text_config=SimpleNamespace)
 
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Token]]:
@@ -85,9 +85,9 @@ class Prompted(Guard):
         self._prompted = replace(FAMILIES["llama-guard"], prompt=prompt)
         super().__init__(None)
 
-    def _load(self, model: str, device: str, dtype: str) -> Any:
+    def _load(self, model: str) -> Any:
         self._family = self._prompted
-        return super()._load(model, device, dtype)
+        return super()._load(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,7 +18,6 @@ from tide.scorers.guards import FAMILIES as KNOWN
 from tide.scorers.guards import RemoteGuard
 from tide.scorers.services import ServedClassifier
 
-QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]
 World = tuple[Service, RemoteGuard, str]
 
@@ -27,7 +26,7 @@ World = tuple[Service, RemoteGuard, str]
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     family = request.param
     with running(type("Served", (GuardServer,), {"family": family})) as service:
-        yield service, RemoteGuard("some-guard", family, service.url, **QUICK), family
+        yield service, RemoteGuard("some-guard", family, service.url), family
 
 
 def altered(change: Callable[[list[Any]], list[Any]]) -> Any:
@@ -62,7 +61,7 @@ def test_a_server_gets_the_conversation() -> None:
         {"role": "user", "content": "text number 3?"},
     ])  # fmt: skip
     with running(GuardServer) as service:
-        scorer = RemoteGuard("some-guard", "llama-guard", service.url, **QUICK)
+        scorer = RemoteGuard("some-guard", "llama-guard", service.url)
         scorer.score([Exchange(chat, "An answer. <|im_end|>")])
         # The oldest question is too long.
         assert service.requests[-1]["body"]["messages"] == [

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, answers, network, said
 from tests.hostile import KEY as EXPOSED_KEY
 from tests.scorers.services.stand_ins import (
+    KEY,
     Change,
     GuardServer,
     Moderation,
@@ -29,6 +31,7 @@ from tests.scorers.services.stand_ins import (
     Service,
     Tei,
     VllmPooling,
+    quick,
     running,
     share,
     toxicity,
@@ -36,48 +39,33 @@ from tests.scorers.services.stand_ins import (
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, Scores, adapted, score_groups, score_texts
-from tide.scorers.guards import RemoteGuard
-from tide.scorers.services import (
-    CATEGORIES,
-    OpenAIModerationScorer,
-    PerspectiveScorer,
-    ServedClassifier,
-)
+from tide.scorers.services import CATEGORIES
 
-KEY = "AIza-Not_A-Real+Key/0123456789=="
-QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}
 TEXTS = [f"text number {i}" for i in range(11)]
-
-
-def guard(url: str, **more: Any) -> Scorer:
-    return RemoteGuard("some-guard", "llama-guard", url, **more)
-
-
-KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
-    "vllm": (VllmPooling, lambda url, **more: ServedClassifier(f"{url}#1", **more), toxicity),
-    "tei": (Tei, ServedClassifier, toxicity),
-    "guard": (GuardServer, guard, share),
-    "perspective": (Perspective, PerspectiveScorer, toxicity),
-    "moderation": (Moderation, OpenAIModerationScorer, toxicity),
+# The service, the scorer's spec, and the score of a text.
+KINDS: dict[str, tuple[type[Service], str, Callable[[str], float]]] = {
+    "vllm": (VllmPooling, f"classifier:{Service.url}#1", toxicity),
+    "tei": (Tei, f"classifier:{Service.url}", toxicity),
+    "guard": (GuardServer, f"guard:some-guard@{Service.url}#llama-guard", share),
+    "perspective": (Perspective, "perspective", toxicity),
+    "moderation": (Moderation, "openai-moderation", toxicity),
 }
 Made = tuple[Service, Any, Callable[[str], float]]
 
 
 @contextmanager
-def made(kind: str, **more: Any) -> Iterator[Made]:
-    handler, make, expected = KINDS[kind]
-    with running(handler) as service:
-        yield service, make(url=service.url, **{**QUICK, **more}), expected
+def made(kind: str, **settings: Any) -> Iterator[Made]:
+    service_class, spec, expected = KINDS[kind]
+    with running(service_class) as service:
+        scorer = load_scorer(spec)
+        vars(scorer).update(settings)
+        yield service, scorer, expected
 
 
 @pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest) -> Iterator[Made]:
     with made(request.param) as world:
         yield world
-
-
-def place(service: Service) -> str:
-    return service.url.removeprefix("http://")
 
 
 def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made) -> None:
@@ -171,12 +159,15 @@ def test_a_refusal_is_not_tried_again(
 
 
 def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
-    with made("tei", timeout=0.3, attempts=1) as (service, scorer, _):
+    with made("guard", timeout=0.1) as (service, scorer, _):
         service.answer = lambda number: "slow"
-        with pytest.raises(ScorerUnavailableError, match=r"no answer within 0\.3 seconds"):
+        with pytest.raises(ScorerUnavailableError, match=r"no answer within 0\.1 seconds"):
             scorer.score(["a text"])
-    with pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(1 attempt\)"):
-        ServedClassifier("http://127.0.0.1:1", attempts=1)
+    with (
+        quick("http://127.0.0.1:1"),
+        pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(3 attempts\)"),
+    ):
+        load_scorer("perspective").score(["a text"])
 
 
 def test_rows_in_another_order_go_by_their_number() -> None:
@@ -210,14 +201,14 @@ def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
 
 def test_which_class_is_toxic() -> None:
     with running(VllmPooling) as service:
-        scorer = ServedClassifier(f"{service.url}/v1#0", **QUICK)
-        assert scorer.name == f"classifier:some/model@{place(service)}#0"
+        scorer = load_scorer(f"classifier:{service.url}/v1#0")
+        assert scorer.name == "classifier:some/model@service.test#0"
         assert scorer.score(TEXTS) == pytest.approx([1 - toxicity(text) for text in TEXTS])
         with pytest.raises(ScorerError, match="no class 5; its model has 2"):
-            ServedClassifier(f"{service.url}#5", **QUICK).score(["a text"])
+            load_scorer(f"classifier:{service.url}#5").score(["a text"])
         for wrong in ("", "#toxic", "#0,1"):
             with pytest.raises(ScorerRefusedError, match=r"number of its toxic class, as in #1"):
-                ServedClassifier(f"{service.url}{wrong}", **QUICK)
+                load_scorer(f"classifier:{service.url}{wrong}")
 
 
 def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,56 +233,48 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_moderation_s_categories_and_batches() -> None:
     with running(Moderation) as service:
-        scorer = OpenAIModerationScorer("a-model#violence,hate", url=service.url, **QUICK)
-        assert scorer.name == f"openai-moderation:a-model#violence,hate@{place(service)}"
+        scorer = load_scorer("openai-moderation:a-model#violence,hate")
+        assert scorer.name == "openai-moderation:a-model#violence,hate@service.test"
         assert scorer.score([f"text {i}" for i in range(70)]) == pytest.approx([0.99] * 70)
         assert sorted(len(r["body"]["input"]) for r in service.requests) == [6, 32, 32]
         assert service.requests[0]["body"]["model"] == "a-model"
         with pytest.raises(ScorerError, match="no category 'rudeness'; it has hara") as caught:
-            OpenAIModerationScorer("m#rudeness", url=service.url, **QUICK).score(["a text"])
+            load_scorer("openai-moderation:m#rudeness").score(["a text"])
         assert not isinstance(caught.value, ScorerUnavailableError)
 
 
-def test_each_scorer_of_a_service_keeps_its_own_rate() -> None:
-    options = {**QUICK, "url": "http://host"}
-    fast, slow, again = (
-        OpenAIModerationScorer(**{**options, "queries_per_second": rate})
-        for rate in (50.0, 1.0, 50.0)
-    )
-    assert (fast._pace.per_second, slow._pace.per_second) == (50.0, 1.0)
-    assert again._pace is fast._pace  # equal rates share the service's quota
+@pytest.fixture
+def google() -> Iterator[Service]:
+    with running(Perspective) as service:
+        yield service
 
 
-def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorers_of_a_service_share_the_rate_of_the_environment(
+    google: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSPECTIVE_QPS", "20")
+    started = time.monotonic()
+    for scorer in (load_scorer("perspective"), load_scorer("perspective:INSULT")):
+        scorer.score(TEXTS[:2])
+    assert len(google.requests) == 4
+    assert time.monotonic() - started >= 3 / 20
+
+
+def test_settings_of_the_environment() -> None:
     with running(VllmPooling) as service:
-        monkeypatch.setenv("CLASSIFIER_API_KEY", KEY)
         load_scorer(f"classifier:{service.url}#1").score(["a text"])
         assert service.requests[0]["headers"]["authorization"] == f"Bearer {KEY}"
-    with running(Moderation) as service:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", service.url)
+    with running(Moderation):
         usual = load_scorer("openai-moderation")
-        assert usual.name == f"openai-moderation:omni-moderation-2024-09-26@{place(service)}"
-        assert usual.score(["a text"]) == pytest.approx([toxicity("a text")])
+        assert usual.name == "openai-moderation:omni-moderation-2024-09-26@service.test"
     with pytest.raises(InputError, match="expected an address like"):
         load_scorer("classifier:host")
 
 
-@pytest.fixture
-def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A service with Perspective's protocol; the environment has its address and its key."""
-    with running(Perspective) as service:
-        monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
-        monkeypatch.setenv("PERSPECTIVE_URL", service.url)
-        monkeypatch.setenv("PERSPECTIVE_QPS", "5000")
-        yield service
-
-
 def test_perspective_is_asked_in_its_wire_format(google: Service) -> None:
-    scorer = PerspectiveScorer("INSULT,THREAT")
-    scores = score_texts(scorer, TEXTS[:2]).values
-    assert scores == pytest.approx([toxicity(text) for text in TEXTS[:2]])
-    assert scorer.name == f"perspective:INSULT,THREAT@{place(google)}"
+    scorer = load_scorer("perspective:INSULT,THREAT")
+    scorer.score(TEXTS[:2])
+    assert scorer.name == "perspective:INSULT,THREAT@service.test"
     sent = {request["body"]["comment"]["text"]: request for request in google.requests}
     assert sent[TEXTS[0]]["path"] == f"/v1alpha1/comments:analyze?key={quote(KEY, safe='')}"
     assert sent[TEXTS[0]]["body"] == {
@@ -376,25 +359,24 @@ def read_moderation(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts", "read"),
+    ("spec", "texts", "read"),
     [
         ("perspective", TEXTS[:1], read_perspective),
-        ("moderation", TEXTS[:2], read_moderation),
+        ("openai-moderation", TEXTS[:2], read_moderation),
     ],
 )
 @pytest.mark.attack
 @given(make=answers())
 @settings(examples(15, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_service_gives_what_its_answer_says_or_one_line(
-    kind: str,
+    spec: str,
     texts: list[str],
     read: Any,
     make: Callable[[Any], httpx.Response],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     meant: list[Any] = []
-    service_class, make_scorer, _ = KINDS[kind]
-    service = service_class()
+    service = Perspective() if spec == "perspective" else Moderation()
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert str(request.url).startswith(service.url)
@@ -403,10 +385,11 @@ def test_a_service_gives_what_its_answer_says_or_one_line(
         return response
 
     caplog.set_level(logging.DEBUG, "httpx")
-    options = {**QUICK, "key": EXPOSED_KEY, "attempts": 1}
-    with network(answer):
+    with quick(service.url, EXPOSED_KEY), network(answer):
+        scorer = load_scorer(spec)
+        vars(scorer)["attempts"] = 1
         try:
-            scores = make_scorer(url=service.url, **options).score(texts).tolist()
+            scores = scorer.score(texts).tolist()
         except ScorerError as error:
             refusal = str(error)
             assert len(refusal.splitlines()) == 1
