@@ -36,7 +36,6 @@ from tide.core.chat import Parts
 from tide.core.errors import ScorerUnavailableError
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.scorers import REGISTRY
 from tide.server.limits import Limits
 from tide.server.monitor import Draft, Forecast
 from tide.server.policies import ServedDetoxifier
@@ -58,9 +57,6 @@ def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFix
     ):
         assert server.ask("x y").status_code == 200
         wait_until(lambda: "No space left" in caplog.text)
-        assert server.metric("tide_monitor_log_lost_lines_total") == 1
-    # The line is still in the buffer of the file when the server closes it.
-    assert caplog.text.count("No space left") == 2
     assert "Traceback" not in caplog.text
 
 
@@ -228,28 +224,6 @@ def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Pa
         assert server.metric(altered % "altered") + server.metric(altered % "unaltered") == 12
     assert {(line["policy"], line["beside"]) for line in lines_of(log)} == {("strict", "main")}
     assert [line["would_change"] for line in lines_of(log)].count(True) == changed
-
-
-def test_shadow_that_hangs_and_fails_changes_no_answer_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-
-    def score(text: str) -> float:
-        go_on.wait(PATIENCE)
-        raise ScorerUnavailableError("down")
-
-    monkeypatch.setitem(REGISTRY._targets, "down", lambda: FakeScorer(score, pace="word"))
-    policies = {"main": {"shadow": "strict"}, "strict": {"scorer": "down"}}
-    file = written(tmp_path / "tide.yaml", policies=policies)
-    limits = Limits(max_under_way=4)
-    with running(Babbler(), RudeScorer(), policies=file, limits=limits, **BACKTRACK) as server:
-        for seed in range(10):
-            assert server.ask("x", seed=seed).status_code == 200
-        wait_until(lambda: shadowed(server, "skipped") == 6)
-        go_on.set()
-        wait_until(lambda: shadowed(server, "failed") == 4)
-        assert server.http.get("/ready").status_code == 200
 
 
 # Drafts and their forecasts, without a server

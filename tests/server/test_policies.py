@@ -25,11 +25,10 @@ from tests.server.running import (
     digest_of,
     plain,
     running,
-    streamed,
     wait_until,
     written,
 )
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
 from tide.server.policies import (
@@ -37,9 +36,7 @@ from tide.server.policies import (
     Policies,
     Policy,
     PolicyFile,
-    Scorers,
 )
-from tide.server.telemetry import Metrics
 
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
 FIVE = {
@@ -211,21 +208,6 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
         assert policy == "grey" or not words & (never | {"idiot"})
 
 
-def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path) -> None:
-    """As a whole or in a stream; the tests of the scorer cover all spellings."""
-    spellings = ("Acme", "_acme_", "A c m e", "acme's", "Globex Corp", "globex\n  CORP")
-    policy = {"never": ["acme", "Globex  corp"], "scorer": RUDE}
-    path = written(tmp_path / "tide.yaml", policies={"only": policy})
-    with running(Babbler(0.3, spellings), policies=path, **BACKTRACK) as server:
-        texts = [server.ask("x", seed=seed).json()["choices"][0]["text"] for seed in range(8)]
-        texts += ["".join(streamed(server, "x", seed=seed)[0]) for seed in range(8)]
-    assert any(texts)
-    for text in texts:
-        letters = "".join(filter(str.isalpha, text.casefold()))
-        assert "acme" not in letters, text
-        assert "globexcorp" not in letters, text
-
-
 # What is done with text that fails
 
 
@@ -337,13 +319,6 @@ def test_a_second_scorer_decides_while_the_first_is_down(
 
 
 # Files that change
-
-
-def test_scorer_with_an_invalid_pace_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counting, "pace", "never")
-    with pytest.raises(ScorerError, match="pace must be"):
-        Scorers(Metrics()).load("counting")
-    assert (Counting.made, Counting.ended) == (1, 1)
 
 
 def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
-from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.engines import load_engine
+from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed
 from tide.scorers.wrappers import ConfirmScorer, FallbackScorer, MaxScorer
@@ -150,11 +149,6 @@ def test_an_attribute_that_a_fallback_lacks_never_reads_as_below_its_threshold(
         assert answer.json()["attributeScores"].keys() == {"TOXICITY"}
 
 
-def test_an_unknown_path_is_named(server: Running) -> None:
-    answer = server.post("/v1alpha1/comments:suggestscore", {})
-    assert answer.json()["error"]["message"] == "Not Found: POST /v1alpha1/comments:suggestscore"
-
-
 GERMAN = "Das Wetter ist heute sch\u00f6n und die Leute sind nicht auf der Stra\u00dfe"
 
 
@@ -185,11 +179,7 @@ def test_a_language_that_the_scorer_does_not_read(
     (detail,) = error["details"]
     assert detail["@type"].endswith("google.commentanalyzer.v1alpha1.Error")
     assert detail["errorType"] == "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"
-    assert detail["languageNotSupportedByAttributeError"] == {
-        "detectedLanguages": [] if languages else unread,
-        "requestedLanguages": languages,
-        "attribute": "TOXICITY",
-    }
+    assert error["message"].endswith(f"languages: {unread[0]}")
 
 
 def test_moderations(server: Running) -> None:
@@ -348,16 +338,15 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
     assert scorer.check()
 
 
-def test_calls_of_a_concurrent_scorer_run_side_by_side_and_the_latest_call_counts() -> None:
-    waiting = Waiting(ScorerUnavailableError("no answer in time"), concurrent=True)
+def test_calls_of_a_concurrent_scorer_run_side_by_side() -> None:
+    waiting = Waiting(concurrent=True)
     scorer = MeasuredScorer(waiting.scorer, Metrics())
     with ThreadPoolExecutor() as threads:
         slow = threads.submit(scorer.score, ["slow"])
         assert waiting.entered.wait(20)
         assert threads.submit(scorer.score, ["a text"]).result(20).tolist() == [0.0]
         waiting.go.set()
-        assert isinstance(slow.exception(20), ScorerUnavailableError)
-    assert scorer.up  # the call that failed later had begun earlier
+        assert slow.result(20).tolist() == [0.0]
 
 
 def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> None:
@@ -405,11 +394,6 @@ def test_one_command_stands_in_for_perspective() -> None:
                 refused = http.post(f"/v1/{path}", json=body)
                 assert refused.status_code == 400
                 assert "cannot complete texts" in refused.json()["error"]["message"]
-
-
-def test_the_engine_without_a_model_refuses_every_prompt() -> None:
-    with load_engine("none", "none") as engine, pytest.raises(InputError, match="has no model"):
-        engine.tokenize(["Hello"])
 
 
 def test_names_in_perspective_s_protocol() -> None:

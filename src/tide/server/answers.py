@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import JSONResponse
@@ -39,7 +39,6 @@ class Refused(Exception):
     """The error of a request, as the client sees it.
 
     again: whether the same request may succeed later. pause: the header `Retry-After`.
-    detail: further fields of the error in Google's format.
     """
 
     def __init__(
@@ -52,10 +51,8 @@ class Refused(Exception):
         code: str | None = None,
         again: bool = False,
         pause: int | str | None = None,
-        detail: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
         # The message may quote a lone surrogate from the request, which JSON cannot represent.
         self.body: dict[str, Any] = {
@@ -156,7 +153,7 @@ class Refused(Exception):
                     "code": self.status,
                     "message": self.body["message"],
                     "status": _GOOGLE_STATUS.get(self.status, "UNAVAILABLE"),
-                    "details": [{**_GOOGLE, "errorType": code, **self._detail}] if code else [],
+                    "details": [{**_GOOGLE, "errorType": code}] if code else [],
                 }
             }
         return JSONResponse(content, self.status, headers)

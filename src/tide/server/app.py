@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -103,14 +102,13 @@ def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
             events = serving.stream(request, visit, shape)
             visit.ending = shape.failed
             return EventStream(await anext(events), events, shape)
-        answer, tide, afterwards = await serving.whole(request, visit, shape)
+        answer, tide = await serving.whole(request, visit, shape)
         shown = {
             f"x-tide-{key.replace('_', '-')}": _written(value)
             for key, value in tide.items()
             if not isinstance(value, list)
         }
-        headers = shown | _NO_STORE
-        return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
+        return JSONResponse(answer, headers=shown | _NO_STORE)
 
     def reply_shape(request: Generation, *, chat: bool) -> ReplyShape:
         counts = request.stream_options.include_usage

@@ -140,7 +140,7 @@ class Gate:
                 status = message["status"]
                 kind = Headers(raw=message["headers"]).get("content-type", "")
                 is_stream = kind.startswith("text/event-stream")
-                message["headers"] = [*message["headers"], *_numbered(number, scope["path"])]
+                message["headers"] = [*message["headers"], *_numbered(number)]
             elif message.get("body") and message["body"][:1] != b":":
                 visit.logged.setdefault("first", round(time.monotonic() - started, 3))
             await send(message)
@@ -209,15 +209,14 @@ class Gate:
         sent_digest = digest_of_key(key.strip())
         # All keys are compared, so that the response time reveals nothing about them.
         matches = [
-            policies
-            for known_digest, policies in table.keys.items()
+            known
+            for known_digest, known in table.keys.items()
             if hmac.compare_digest(sent_digest, known_digest)
         ]
         if not matches:
             message = "the API key is missing or wrong"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
-        (scope[VISIT].policies,) = matches
-        scope[VISIT].logged["key"] = table.names[sent_digest]
+        ((scope[VISIT].logged["key"], scope[VISIT].policies),) = matches
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
         """Return the body, or None after a disconnect. Raises Refused if it is too long."""
@@ -283,12 +282,9 @@ class Gate:
         return True
 
 
-def _numbered(number: str, path: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell clients the number of their request."""
-    names = [b"x-request-id"]
-    if path.startswith("/v1/messages"):
-        names.append(b"request-id")  # of Anthropic
-    return [(name, number.encode()) for name in names]
+def _numbered(number: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell clients of OpenAI and Anthropic the number of their request."""
+    return [(name, number.encode()) for name in (b"x-request-id", b"request-id")]
 
 
 def digest_of_key(key: str) -> bytes:

@@ -14,7 +14,6 @@ import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Mapping,
@@ -22,7 +21,6 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import anyio
@@ -52,6 +50,11 @@ _THRESHOLDS = ("toxicity_threshold", "thresholds")
 # What a call puts: pieces of its text, then its result, its draft or its error. None: time passes.
 _Item = str | Result | Draft | Exception | None
 _Put = Callable[[tuple[int, _Item]], None]
+# Members of a trial that are fields of `tide`.
+_TOLD = (
+    "accepted", "empty", "toxicity", "failed", "flagged", "repairs", "base_partial", "evaluations",
+    "rounds", "forward_tokens", "scorer_calls", "generated_tokens",
+)  # fmt: skip
 # How each field of `tide` is combined over the completions of a response.
 _COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
@@ -59,20 +62,15 @@ _COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("toxicity", "toxicity_before", "rounds"), max),
     **dict.fromkeys(("repairs", "evaluations", "forward_tokens", "scorer_calls"), sum),
 }
-Afterwards = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A requested completion. settings: overrides of the policy's settings.
-
-    tokens_name: the request's name for `max_new_tokens`.
-    """
+    """A requested completion. settings: overrides of the policy's settings."""
 
     policy: ServedPolicy
     prompt: str | Chat
     settings: dict[str, Any]
-    tokens_name: str
 
 
 @dataclass(frozen=True)
@@ -116,10 +114,8 @@ class Serving:
 
     async def whole(
         self, request: Generation, visit: Visit, shape: Shape
-    ) -> tuple[dict[str, Any], dict[str, Any], Afterwards]:
-        """Return the answer to a request without streaming, its field `tide`, and a callback to
-        run after sending.
-        """
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the answer to a request without streaming, and its field `tide`."""
         calls = self.calls(request, visit)
         answers: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
@@ -128,9 +124,10 @@ class Serving:
                     answers[number] = item
                     visit.log_tokens(item.tokens)
         sent = [answers[number] for number in range(len(calls))]
-        afterwards = partial(self._watch, calls, answers, visit)
         tide = summed(sent)
-        return shape.whole(sent, usage_of(sent, request.n), tide), tide, afterwards
+        answer = shape.whole(sent, usage_of(sent, request.n), tide)
+        self._watch(calls, answers, visit, is_stream=False)
+        return answer, tide
 
     async def stream(
         self, request: Generation, visit: Visit, shape: Shape
@@ -157,20 +154,15 @@ class Serving:
             for data in shape.finish(usage_of(sent, request.n), summed(sent)):
                 yield event(data)
         finally:  # the client may have left, or the model failed
-            await self._watch(calls, answers, visit, is_stream=True)
+            self._watch(calls, answers, visit, is_stream=True)
             for number, call in enumerate(calls):
                 if call.policy.mode == "monitor" and streamed[number] and number not in answers:
                     self._monitor.fail(call.policy, visit.number, number, "the stream ended early")
 
-    async def _watch(
-        self,
-        calls: Sequence[Call],
-        answers: Mapping[int, Sent],
-        visit: Visit,
-        *,
-        is_stream: bool = False,
+    def _watch(
+        self, calls: Sequence[Call], answers: Mapping[int, Sent], visit: Visit, *, is_stream: bool
     ) -> None:
-        """Start to score the answers that were sent, if they are monitored or have a shadow."""
+        """Start to score the answers, if they are monitored or have a shadow."""
         for number, sent in answers.items():
             call = calls[number]
             policy, settings = call.policy, call.settings
@@ -261,7 +253,7 @@ class Serving:
             sampled = {**settings, "seed": (first + i) % _SEEDS}
             if self._passes_fields:
                 sampled["server_fields"] = self._server_fields(request, i, fields)
-            calls.append(Call(policy, prompts[i // request.n], sampled, request.tokens_name))
+            calls.append(Call(policy, prompts[i // request.n], sampled))
         return calls
 
     def _limit_tokens(self, request: Generation, settings: dict[str, Any], usual: Settings) -> None:
@@ -318,7 +310,7 @@ class Serving:
                 if isinstance(item, PromptRefusedError):
                     self.metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, InputError):
-                    raise Refused.of(item, calls[number].tokens_name) from item
+                    raise Refused.of(item, request.tokens_name) from item
                 if isinstance(item, Exception):
                     raise await _without_unscored(item, calls[number])
                 if isinstance(item, str):
@@ -342,51 +334,36 @@ class Serving:
     def _sent(self, outcome: Result | Draft, call: Call, request: Generation) -> Sent:
         """Return the part of a result or draft that is sent."""
         self.metrics.add(outcome)
-        by = {"policy": call.policy.name, "mode": call.policy.mode}
+        by: dict[str, Any] = {"policy": call.policy.name, "mode": call.policy.mode}
         if not self._passes_fields or request.seed is not None:
             by["seed"] = call.settings["seed"]
         if isinstance(outcome, Draft):
             written, parts = outcome.generated_tokens, outcome.parts
-            tide = {
-                **by,
-                "forward_tokens": written + outcome.read_tokens,
-                "generated_tokens": written,
-            }
-            reason = outcome.finish_reason
-            counted = outcome.prompt_tokens, outcome.num_tokens + parts.num_tokens
-            read, tokens = outcome.usage or counted
-            return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
+            by |= {"forward_tokens": written + outcome.read_tokens, "generated_tokens": written}
+            reason = _reason(outcome.finish_reason, parts)
+            read, tokens = outcome.usage
+            return Sent(outcome.text, parts, reason, tokens, read, by, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
         call.policy.budget.count(altered=altered)
         self.metrics.of_policy.labels(call.policy.name, "altered" if altered else "unaltered").inc()
         best, settings, traces = outcome.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
-        evaluations = [
-            {**evaluation.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
-            for number, evaluation in enumerate(best.trace)
-        ]
         tide = {
             **by,
-            "accepted": best.accepted,
-            "empty": best.empty,
+            **{name: getattr(best, name) for name in _TOLD},
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
-            "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
-            "failed": best.failed,
-            "flagged": list(best.flagged),
             "repaired": best.repairs > 0,
-            "repairs": best.repairs,
             "scorer": scorer_of(best, call.policy.scorer),
-            "base_partial": best.base_partial,
-            "evaluations": best.evaluations,
-            "rounds": best.rounds,
-            "forward_tokens": best.forward_tokens,
-            "scorer_calls": best.scorer_calls,
-            "generated_tokens": best.generated_tokens,
-            # The model's own text is shown only with traces, or if it is the accepted text.
-            **({"base": best.base.text} if traces or is_base else {}),
-            **({"trace": evaluations} if traces else {}),
         }
+        # The model's own text is shown only with traces, or if it is the accepted text.
+        if traces or is_base:
+            tide["base"] = best.base.text
+        if traces:
+            tide["trace"] = [
+                {**evaluation.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
+                for number, evaluation in enumerate(best.trace)
+            ]
         tokens = best.returned.num_tokens + best.parts.num_tokens if best.accepted else 0
         # An empty text from the model is not a refusal.
         ended = best.accepted or best.empty

@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,20 +42,18 @@ class Draft:
     """An answer that was given out before it is scored.
 
     parts: tool calls and reasoning. is_stream: whether it was streamed, so it is judged part by
-    part. pieces: as the engine wrote them; none of an answer that was passed on. usage: a server's
-    count of the tokens of prompt and answer.
+    part. pieces: as the engine wrote them; none of an answer that was passed on. usage: numbers of
+    tokens of prompt and answer, as the server counts them.
     """
 
     text: str
     parts: Parts
     finish_reason: FinishReason
     is_stream: bool
-    num_tokens: int = 0
-    prompt_tokens: int = 0
     generated_tokens: int = 0
     read_tokens: int = 0
     pieces: tuple[Piece, ...] = ()
-    usage: tuple[int, int] | None = None
+    usage: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -167,12 +165,10 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         piece.parts,
         reason,
         on_text is not None,
-        len(watch.ids),
-        len(task.prompt.token_ids),
         effort.generated_tokens,
         effort.read_tokens,
         tuple(recorded),
-        effort.usage,
+        effort.usage or (len(task.prompt.token_ids), len(watch.ids) + piece.parts.num_tokens),
     )
 
 
@@ -250,10 +246,8 @@ class Monitor:
         while self._under_way:
             await asyncio.wait(self._under_way)
         if self._log is not None:
-            try:
+            with suppress(OSError):  # a full disk, which was logged with its first lost line
                 self._log.close()
-            except OSError as problem:  # a full disk: a line was still to be written
-                LOG.error(json.dumps({"monitor_log": first_line(problem)}))
             self._log = None
 
     async def _forecast(
@@ -308,5 +302,4 @@ class Monitor:
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:
-            self._metrics.lost_lines.inc()
             LOG.error(json.dumps({"monitor_log": first_line(problem)}))

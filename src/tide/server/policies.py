@@ -7,13 +7,12 @@ the new policies, and running requests keep the old policies.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -330,21 +329,20 @@ class ServedPolicy:
 class Table:
     """The policies of one file.
 
-    keys: policies of each key by its digest, the default first. names: the names of the keys.
-    models: the default policy of each model, where it has one.
+    keys: name and policies of each key by its digest, the default policy first. models: the
+    default policy of each model, where it has one.
     """
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
-    keys: Mapping[bytes, tuple[ServedPolicy, ...]]
-    names: Mapping[bytes, str] = field(default_factory=dict)
-    models: Mapping[str, ServedPolicy] = field(default_factory=dict)
+    keys: Mapping[bytes, tuple[str, tuple[ServedPolicy, ...]]]
+    models: Mapping[str, ServedPolicy]
 
     @property
     def enforced(self) -> set[ServedPolicy]:
         """The policies whose answers need their scorer; shadows and monitored ones do not."""
-        usable = itertools.chain(*self.keys.values()) if self.keys else self.default
-        return {policy for policy in usable if policy.mode == "enforce"}
+        usable = [policies for _, policies in self.keys.values()] or [self.default]
+        return {policy for policies in usable for policy in policies if policy.mode == "enforce"}
 
 
 class Scorers:
@@ -364,12 +362,8 @@ class Scorers:
         if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(scorer)
-            with ExitStack() as opened:
-                opened.callback(close_scorer, loaded)
-                measured = MeasuredScorer(loaded, self._metrics)
-                opened.pop_all()
+            measured = MeasuredScorer(loaded, self._metrics)
             self._loaded[key] = measured
-            self._ends = [end for end in self._ends if end.alive]
             self._ends.append(weakref.finalize(measured, close_scorer, loaded))
         return measured
 
@@ -408,7 +402,7 @@ class Policies:
         self._keys = [digest_of_key(key.get_secret_value()) for key in keys]
         self._scorers = Scorers(self.metrics)
         self._reloading = threading.Lock()
-        self.table = Table({}, (), {})
+        self.table = Table({}, (), {}, {})
         self.table = self._read()
 
     def start(self, engine: Engine) -> None:
@@ -440,18 +434,12 @@ class Policies:
             with self._naming(name):
                 policies[name] = self._load(name, policy)
         default = tuple(policies[name] for name in file.default or list(policies)[:1])
-        by_key = {
-            bytes.fromhex(key.sha256): tuple(policies[name] for name in key.policies)
-            for key in file.keys.values()
-        }
-        names = {bytes.fromhex(key.sha256): name for name, key in file.keys.items()}
-        return Table(
-            policies,
-            default,
-            {**dict.fromkeys(self._keys, default), **by_key},
-            {**dict.fromkeys(self._keys, KEYS), **names},
-            {model: policies[name] for model, name in file.models.items()},
-        )
+        keys = dict.fromkeys(self._keys, (KEYS, default))
+        for key_name, key in file.keys.items():
+            usable = tuple(policies[name] for name in key.policies)
+            keys[bytes.fromhex(key.sha256)] = (key_name, usable)
+        models = {model: policies[name] for model, name in file.models.items()}
+        return Table(policies, default, keys, models)
 
     def _load(self, name: str, policy: Policy) -> ServedPolicy:
         line = self._line

@@ -242,13 +242,6 @@ class ScoringApi:
                 400,
                 f"Attribute {attribute} does not support request languages: {', '.join(unread)}",
                 code="LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE",
-                detail={
-                    "languageNotSupportedByAttributeError": {
-                        "detectedLanguages": [] if requested else unread,
-                        "requestedLanguages": requested,
-                        "attribute": attribute,
-                    }
-                },
             )
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:

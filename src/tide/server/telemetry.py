@@ -7,7 +7,6 @@ They hold counts, times and scores, never any text or key. A span's `tide.reques
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import sys
@@ -115,9 +114,6 @@ class Metrics:
         )
         self.monitor_score = self._scores(
             "monitor_score", "Score of a monitored answer, or of its failing beginning", "policy"
-        )
-        self.lost_lines = self._counter(
-            "monitor_log_lost_lines", "Lines of --monitor-log that could not be written"
         )
         self.shadowed = self._counter(
             "shadow_answers",
@@ -230,7 +226,7 @@ class MeasuredScorer(ScorerWrapper):
     """Counts and times the calls of a scorer.
 
     Policies share scorers, so only one thread at a time calls a slow scorer, unless it is
-    `concurrent`. up: whether the call succeeded that began last, of those that have ended.
+    `concurrent`. up: whether the call succeeded that ended last.
     """
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
@@ -238,8 +234,6 @@ class MeasuredScorer(ScorerWrapper):
         self.metrics = metrics
         self._lock = threading.RLock()
         self.up = True
-        self._calls = itertools.count()
-        self._latest = 0  # number of the call that `up` tells of
         if self._scorer.screen is not None:
             inner = MeasuredScorer(self._scorer.screen, metrics)
             # A scorer and its screen may have a member in common.
@@ -248,24 +242,20 @@ class MeasuredScorer(ScorerWrapper):
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         with nullcontext() if self.quick or self.concurrent else self._lock:
-            number, started = next(self._calls), time.monotonic()
+            started = time.monotonic()
             try:
                 answer = self._scorer.score_attributes(texts)
             except ScorerError as error:
-                self._end(number, succeeded=False)
+                self.up = False
                 self.metrics.failed.labels(type(error).__name__).inc()
                 raise
             finally:
                 self.metrics.scoring.observe(time.monotonic() - started)
                 self.metrics.scored.inc(len(texts))
-            self._end(number, succeeded=True)
+            self.up = True
             if FALLBACK in answer.attributes:
                 self.metrics.fallbacks.inc(float(answer.attributes[FALLBACK].sum()))
             return answer
-
-    def _end(self, number: int, *, succeeded: bool) -> None:
-        if number >= self._latest:
-            self._latest, self.up = number, succeeded
 
     def check(self) -> bool:
         """Return whether the scorer answers. Calls the scorer only if the last call failed.
