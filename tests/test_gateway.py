@@ -157,15 +157,6 @@ def test_gateway_repairs_another_server(words: Path) -> None:
         assert 'tide_completions_total{outcome="accepted"}' in client.get("/metrics").text
 
 
-def test_its_default_scorer_needs_nothing_more() -> None:
-    with (
-        TextServer() as upstream,
-        serving(*gateway("--engine", "openai", "--base-url", upstream.url)) as server,
-    ):
-        name = httpx.get(f"{server.url}/version", timeout=60).json()["scorer"]
-        assert re.fullmatch(r"confirm:pocket@\w+,exchange@\w+", name)
-
-
 def dockerfile() -> dict[str, str]:
     """The instructions of the gateway's stage; of repeated ones, the last."""
     text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text("utf-8"))

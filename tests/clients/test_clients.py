@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -56,28 +55,6 @@ WEATHER: dict[str, Any] = {
     },
 }
 TOWNS = [{"town": "Oslo"}, {"town": "Bergen"}]
-
-
-def test_openai_with_tools(tools_url: str) -> None:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{tools_url}/v1", api_key=KEY)
-    asked: dict[str, Any] = {"model": "tiny", "tools": [WEATHER]}
-    message = client.chat.completions.create(messages=SAID, **asked).choices[0].message
-    assert [json.loads(one.function.arguments) for one in message.tool_calls] == TOWNS
-    with client.chat.completions.stream(messages=SAID, **asked) as stream:
-        for _ in stream:
-            pass
-        streamed = stream.get_final_completion().choices[0].message
-    assert [json.loads(one.function.arguments) for one in streamed.tool_calls] == TOWNS
-    for one in (message, streamed):
-        turns = [*SAID, one.model_dump(exclude_none=True)]
-        for number, call in enumerate(one.tool_calls):
-            result = f"sunny in {TOWNS[number]['town']}"
-            turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        last = client.chat.completions.create(messages=turns, **asked).choices[0].message
-        assert last.content == "It is sunny in Oslo and sunny in Bergen."
-    plain = client.chat.completions.create(messages=SAID, model="tiny").choices[0].message
-    assert (plain.content, plain.tool_calls) == ("Hello, and a fine morning.", None)
 
 
 def test_langchain_with_tools(tools_url: str) -> None:

@@ -18,18 +18,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.server.running import MODEL, PATIENCE, Running, running, wait_until
+from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.core.settings import Settings
 from tide.engines.base import Request
-from tide.server.answers import ReplyShape
-from tide.server.gate import Gate, Visit, check_exposure, read_keys, traced
-from tide.server.generation import Serving
+from tide.server.gate import Gate, check_exposure, read_keys, traced
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Policies
-from tide.server.schemas import CompletionRequest
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
 JSON = {"content-type": "application/json"}
@@ -209,63 +205,6 @@ def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
         assert scorer.calls == []
         assert server.metric("tide_requests_in_flight") == 1  # the request for the metrics
         assert server.ask(tide={"max_iterations": 1}).status_code == 200
-
-
-def test_a_client_that_leaves_within_its_request() -> None:
-    with running() as server:
-        with post(server, b'{"prompt"', 1000):
-            wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
-        wait_until(lambda: server.metric("tide_requests_in_flight") == 1)
-
-
-async def nothing(*_: Any) -> None:
-    raise AssertionError
-
-
-async def read_without_end() -> None:
-    """Read a request body that never ends, and comes faster than it is read."""
-
-    async def receive() -> Any:
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
-    await Gate(nothing, policies, Monitor(policies))(SCOPE, receive, nothing)
-
-
-async def stream_without_end() -> None:
-    """Stream an answer that never ends, and is written faster than it is sent."""
-
-    class Flood:
-        settings = Settings(toxicity_threshold=0.5)
-
-        async def answer(self, prompt: str, on_text: Any, **settings: Any) -> None:
-            while True:
-                await asyncio.sleep(0)
-                on_text("x")
-
-    policies = Policies(CommandLine(scorer=ReadingScorer()))
-    policies.engine = scripted_engine()
-    policy = policies.table.policies["default"]
-    policy.detox = Flood()  # type: ignore[assignment]
-    request = CompletionRequest(prompt="x", stream=True)
-    shape = ReplyShape(MODEL, chat=False, counts=False)
-    serving = Serving(policies, MODEL, Monitor(policies))
-    async for _ in serving.stream(request, Visit("1", (policy,)), shape):
-        pass
-
-
-@pytest.mark.parametrize("work", [read_without_end, stream_without_end])
-def test_work_whose_items_come_faster_than_they_are_read_is_cancelled(work: Any) -> None:
-    async def check() -> None:
-        tasks = [asyncio.create_task(work()) for _ in range(5)]
-        await asyncio.sleep(0.1)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=PATIENCE)
-        assert all(task.cancelled() for task in tasks), tasks
-
-    asyncio.run(check())
 
 
 def test_a_client_that_does_not_read_is_left() -> None:

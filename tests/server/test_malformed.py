@@ -98,32 +98,6 @@ def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -
         assert answer.json()["error"]["message"]
 
 
-HALF = "\ud800"
-COMMENT = RIGHT["/v1alpha1/comments:analyze"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": HALF}),
-        ("/v1/completions", {"prompt": "x", "stop": HALF}),
-        ("/v1/completions", {"prompt": "x", "model": HALF}),
-        ("/v1/completions", {"prompt": "x", "tide": {HALF: HALF}}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}),
-        ("/v1/responses", {"input": HALF}),
-        ("/v1/responses", {"input": "x", "instructions": HALF}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": HALF}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": HALF}),
-        ("/v1/moderations", {"input": HALF}),
-        ("/v1alpha1/comments:analyze", {**COMMENT, "languages": [HALF]}),
-        ("/v1alpha1/comments:analyze", {**COMMENT, "clientToken": HALF}),
-        ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [HALF]}),
-    ],
-)
-def test_half_a_character_is_no_text(server: Running, path: str, body: dict[str, Any]) -> None:
-    assert server.post(path, body).status_code == 400
-
-
 def test_nothing_of_it_was_a_fault(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     assert server.http.get("/health").status_code == 200
     with caplog.at_level(logging.INFO):

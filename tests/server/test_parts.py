@@ -195,18 +195,6 @@ def test_refusal_in_place_of_an_asked_form_is_scored_and_sent_as_one(
         assert BAD not in json.dumps(ask(server, **more)["message"])
 
 
-def test_json_that_the_filter_of_the_server_cuts_is_sent_if_its_strings_pass(
-    serve: Serve, upstream: TextServer
-) -> None:
-    cut = Said('{"a": "the ri', reason="content_filter")
-    server = serve(cut)
-    choice = ask(server, **AS_JSON)
-    assert (choice["message"]["content"], choice["finish_reason"]) == (cut.text, cut.reason)
-    assert len(upstream.requests) == 1
-    says(upstream, Said('{"a": "du\\u006cl', reason="content_filter"))
-    assert_refused(ask(server, **AS_JSON))
-
-
 @pytest.mark.parametrize(
     "form",
     [
