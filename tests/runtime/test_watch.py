@@ -79,16 +79,20 @@ def test_each_word_is_scored_once_it_is_whole() -> None:
         pytest.param([' "', " a", " b", " c"], "word", [3], [4], id="nothing said yet"),
         pytest.param([*SILENT, *SENTENCE, " l"], "sentence", [19], [20], id="silent sentence"),
         pytest.param([*SILENT, " a", "."], "sentence", [], [11], id="silent sentence at the end"),
+        pytest.param([*SENTENCE, *SENTENCE[5:], " l"], "sentence", [10], [16], id="short sentence"),
+        pytest.param(words(66), "sentence", [64], [66], id="long sentence"),
+        pytest.param([*SENTENCE, " END", " l"], "sentence", [10], [12], id="after a sentence"),
+        pytest.param([*SENTENCE[:-1], " END.", " l"], "sentence", [], [11], id="stop in sentence"),
         pytest.param([" well", " then", " END", " of"], "word", [1, 2], [4], id="stop string"),
     ],
 )
 def test_positions_that_are_scored(
     texts: list[str], pace: str, while_written: list[int], at_the_end: list[int]
 ) -> None:
-    answer = watch(texts, pace, stop=("END NOW",))
+    answer = watch(texts, pace, stop=("END NOW", "END. no"))
     assert positions(answer) == while_written
     ((position, windows),) = answer.asks(ended=True)
-    assert ([position], windows) == (at_the_end, ["".join(texts)])
+    assert ([position], windows[-1]) == (at_the_end, "".join(texts))
 
 
 def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:

@@ -6,12 +6,11 @@ import inspect
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from statistics import fmean
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -22,7 +21,6 @@ from tide.cli import options
 from tide.cli.display import OUTPUT, model_label, on_one_line, say_loading
 from tide.core.errors import InputError, TideError, first_line, guarded, nearest
 from tide.core.settings import Sampling
-from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.plugins.options import format_value
@@ -32,71 +30,48 @@ from tide.scorers import DEFAULT_SCORER, is_function, load_scorer
 _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
-_OF_PRESETS = {
-    "backtrack": "A cheap repair on any engine with a threshold of 0.1.",
-    "relative": "The default settings, scaled to the prompt's embeddings, for any model.",
-}
-# What `tide methods NAME` says of each kind of name.
-_KINDS = {
-    "strategies": "strategy, which also has the settings of `tide run --help`",
-    "presets": "preset",
-    "baselines": "baseline",
-    "scorers": "scorer",
-    "engines": "engine",
-}
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this name with its options.")] = None,
 ) -> None:
-    """List strategies, presets, baselines, scorers and engines; with NAME, show its options.
+    """List strategies, baselines, scorers and engines; with NAME, show its options.
 
     The list includes plugins of other packages.
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
-    from tide.scorers import WRAPPERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
-    kinds: dict[str, Callable[[str | None], Iterator[_Row]]] = {
-        "strategies": lambda name: _described(STRATEGIES, name),
-        "presets": _presets,
-        "baselines": lambda name: _described(BASELINES, name),
-        "scorers": lambda name: _described(SCORERS, name, WRAPPERS),
-        "engines": lambda name: _described(ENGINES, name),
-    }
+    registries = (STRATEGIES, BASELINES, SCORERS, ENGINES)
     if name is None:
-        for kind, rows in kinds.items():
-            _list(kind, rows(None))
+        for registry in registries:
+            _list(registry)
         OUTPUT.print("`tide methods NAME` shows its options.")
         return
     wanted = name.partition(":")[0]
-    matches = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
+    matches = [registry for registry in registries if wanted in registry.names()]
     if not matches:
-        known = {row[0].partition(":")[0] for rows in kinds.values() for row in rows(None)}
+        known = [known for registry in registries for known in registry.names()]
         hint = nearest(wanted, known)
         raise InputError(f"unknown name {wanted!r}; {hint}`tide methods` lists all")
-    for kind, row in matches:
-        _show(kind, row)
+    for registry in matches:
+        _show(registry.kind, _described(registry, wanted))
 
 
-def _described(
-    registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[_Row]:
-    """Yield a row per name, or only for `wanted`. written: the syntax of names with arguments."""
-    for name in registry.names():
-        if wanted not in (None, name):
-            continue
-        usage = written.get(name, name)
-        try:
-            target = registry.load(name)
-            if usage == name and registry.kind == "scorer":
-                usage += _argument(target)
-            first = inspect.cleandoc(target.__doc__ or "").partition("\n\n")[0]
-            yield usage, " ".join(first.split()), list(_options(target, registry.kind))
-        except Exception as error:  # plugins may fail in any way
-            yield usage, f"cannot be used: {first_line(error)}", []
+def _described(registry: Registry, name: str) -> _Row:
+    from tide.scorers import WRAPPERS  # noqa: PLC0415
+
+    usage = name
+    try:
+        target = registry.load(name)
+        if registry.kind == "scorer":
+            usage = WRAPPERS.get(name) or f"{name}{_argument(target)}"
+        first = inspect.cleandoc(target.__doc__ or "").partition("\n\n")[0]
+        return usage, " ".join(first.split()), list(_options(target, registry.kind))
+    except Exception as error:  # plugins may fail in any way
+        return usage, f"cannot be used: {first_line(error)}", []
 
 
 def _argument(target: Any) -> str:
@@ -125,27 +100,21 @@ def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:
                 yield f"{parameter.name}={format_value(parameter.default)}", ""
 
 
-def _presets(wanted: str | None) -> Iterator[_Row]:
-    for name, values in PRESETS.items():
-        if wanted in (None, name):
-            texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
-            options = [(f"{key}={value}", "") for key, value in texts.items()]
-            yield name, _OF_PRESETS.get(name, "Settings published for this model."), options
-
-
-def _list(kind: str, rows: Iterable[_Row]) -> None:
+def _list(registry: Registry) -> None:
     """Print each name with the first sentence of its description."""
-    table = _table(kind)
-    for name, description, _ in rows:
+    table = _table(registry.kind)
+    for name in registry.names():
+        usage, description, _ = _described(registry, name)
         first = re.split(r"(?<=\.) ", description, maxsplit=1)[0].rstrip(".")
-        table.add_row(Text(name, style="bold"), Text(first))
+        table.add_row(Text(usage, style="bold"), Text(first))
     OUTPUT.print(table)
     OUTPUT.print()
 
 
 def _show(kind: str, row: _Row) -> None:
     name, description, options = row
-    OUTPUT.print(Text.assemble((name, "bold"), f" ({_KINDS[kind]})"))
+    note = ", which also has the settings of `tide run --help`" if kind == "strategy" else ""
+    OUTPUT.print(Text.assemble((name, "bold"), f" ({kind}{note})"))
     OUTPUT.print(Text(description))
     if options:
         table = _table("")

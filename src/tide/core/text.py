@@ -10,7 +10,7 @@ piece of a token that ends inside a code point is empty.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, islice, pairwise
 
 import regex
 
@@ -25,13 +25,11 @@ _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
 _LONGEST = 32  # maximum code points examined per character
-# Minimum tokens of a scored sentence (except the last), maximum, and the maximum without a sentence
-# end.
+# Minimum tokens of a scored sentence (except the last); a longer one ends at the first word end
+# after `MOST`.
 LEAST = 8
 MOST = 64
-WHERE_NONE = 32
-# Maximum tokens of a code point after its first token, and of an examined character.
-_CODE_POINT, _NEAR = 3, 16
+_NEAR = 16  # maximum tokens of the examined end of a sentence
 # A sentence end with the closing quotes and brackets after it.
 _ENDS = regex.compile(
     r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
@@ -92,36 +90,6 @@ def splits_character(before: str, after: str) -> bool:
     )
 
 
-def first_end(pieces: Sequence[str], *, ended: bool, stop: Sequence[str] = ()) -> int | None:
-    """Return the number of tokens up to the first sentence end, or None if it is not known yet.
-
-    Short sentences are joined, and long ones are split. ended: whether the text is complete. stop:
-    stop strings; no sentence ends where a stop string may have begun.
-    """
-    # The next token decides whether a punctuation mark ends a sentence.
-    for end in _ends(pieces, ended):
-        if end > MOST:
-            break
-        if end >= LEAST and not maybe_stops(stop, pieces, end):
-            return end
-    if len(pieces) <= MOST:
-        return len(pieces) if ended else None
-    around = range(WHERE_NONE, LEAST - 1, -1)
-    words = [end for end in around if pieces[end][:1].isspace()]
-    # A part ends before a character that does not fit. A part exceeds the maximum only if one
-    # character has more tokens than a part, or if a stop string may have begun.
-    near = [*around, *range(LEAST - 1, 0, -1)]
-    later = range(WHERE_NONE + 1, len(pieces) + ended)
-    characters = (end for end in near if not _splits_character(pieces, end))
-    ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_CODE_POINT])
-    for end in ends:
-        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces, end):
-            return end
-    if len(later) > _CODE_POINT and not stop:
-        return WHERE_NONE  # no character is complete here, so there is no text to split
-    return len(pieces) if ended else None
-
-
 def ends_sentence(pieces: Sequence[str], end: int) -> bool:
     """Whether a sentence or a line ends at `end`, where a word ends."""
     before = "".join(pieces[max(0, end - _NEAR) : end]).rstrip()
@@ -173,33 +141,9 @@ def last_whole(pieces: Sequence[str]) -> int:
     return next((end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1])), 0)
 
 
-def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
-    """Return the numbers of tokens after which a sentence has ended, ascending."""
-    text = "".join(pieces)
-    ends: list[int] = []
-    lengths = list(accumulate(map(len, pieces)))
-    token = 0
-    for match in _ENDS.finditer(text):
-        if match.end() == len(text) and not ended and match[0] != "\n":
-            break
-        while lengths[token] < match.end():
-            token += 1
-        # A token may hold the end of the sentence and spaces after this end, but no other text.
-        if not text[match.end() : lengths[token]].strip() and ends[-1:] != [token + 1]:
-            ends.append(token + 1)
-    return ends
-
-
 def _is_whole(piece: str) -> bool:
     """Whether the last code point of a token is complete."""
     return piece != "" and not piece.endswith(HALF)
-
-
-def _splits_character(pieces: Sequence[str], end: int) -> bool:
-    """Whether the tokens from `end` on continue the last character before `end`."""
-    return splits_character(
-        "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1 + _CODE_POINT])
-    )
 
 
 def maybe_stops(stop: Sequence[str], pieces: Sequence[str], end: int) -> bool:

@@ -16,7 +16,6 @@ from tide.core.text import (
     begins_word,
     cut,
     ends_sentence,
-    first_end,
     last_whole,
     maybe_stops,
     start_before,
@@ -115,7 +114,7 @@ class Watch:
             read = self._wide if self.screened else self.windows
             requests.append((position, read(after, position)))
             is_end = ended and position == len(self.texts)
-            if is_end or self.options.pace == "sentence" or self._ends_sentence(position):
+            if is_end or self._ends_sentence(position):
                 self._sentences.append(position)
             self._requested.append(position)
         return requests
@@ -129,31 +128,26 @@ class Watch:
             self._undecided = -1
             return end
         stop = self.acceptance.settings.stop
-        if self.options.pace == "sentence":
-            while (size := first_end(self.texts[start:], ended=ended, stop=stop)) is not None:
-                start += size
-                nothing = self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:start]))
-                if not nothing or (ended and start == end):
-                    return start
-            return None
         if self.options.pace != "whole":
-            minimum = 1 if self.options.pace == "word" else int(self.options.pace)
             positions = word_ends(self.texts, max(start, self._empty))
             if self.ends_word and end > start:
                 positions = chain(positions, [end])
             for position in positions:
                 if self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:position])):
                     self._empty = position
-                elif (
-                    position - start >= minimum or self._ends_sentence(position)
-                ) and not maybe_stops(stop, self.texts, position):
+                elif self._is_due(position, start) and not maybe_stops(stop, self.texts, position):
                     return position
         return end if ended else None
+
+    def _is_due(self, position: int, start: int) -> bool:
+        """Whether a word's end is scored. start: the last position that was scored."""
+        minimum = {"word": 1, "sentence": MOST}.get(self.options.pace) or int(self.options.pace)
+        return position - start >= minimum or self._ends_sentence(position)
 
     def _ends_sentence(self, position: int) -> bool:
         """Whether the scorer itself scores a word's end, because a sentence ends there."""
         size = position - self._sentences[-1]
-        if not self.screened or size < LEAST:
+        if size < LEAST or not (self.screened or self.options.pace == "sentence"):
             return False
         return size >= MOST or ends_sentence(self.texts, position)
 
