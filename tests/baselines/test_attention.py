@@ -65,7 +65,7 @@ def test_destein_learns_from_its_texts_after_prefixes_of_max_tokens(
     assert len(tokenizer(Reversal.negative)["input_ids"]) > 8
 
     def directions(toxic: str) -> torch.Tensor:
-        data = Labelled([], [Pair(toxic, ("kind",)) for _ in range(60)])
+        data = Labelled([], [Pair(toxic=toxic, neutral=["kind"]) for _ in range(60)])
         task = FitTask("tiny", tokenizer, model, data, settings, lambda *_: None)
         return Destein.fit(task).tensors["directions"]
 

@@ -11,14 +11,14 @@ from tide.data.texts import LabelledText, Pair
 
 def many(source: str, toxic: int, other: int) -> list[LabelledText]:
     return [
-        LabelledText(f"{source} {i}", 0.9 if i < toxic else 0.0, source)
+        LabelledText(text=f"{source} {i}", toxicity=0.9 if i < toxic else 0.0, group=source)
         for i in range(toxic + other)
     ]
 
 
 def between(count: int) -> list[LabelledText]:
     """Texts that few raters found toxic."""
-    return [LabelledText(f"so-so {i}", 0.3, "x") for i in range(count)]
+    return [LabelledText(text=f"so-so {i}", toxicity=0.3, group="x") for i in range(count)]
 
 
 def test_as_many_of_either_kind_from_each_source() -> None:
@@ -50,7 +50,8 @@ def test_a_few_hundred_balanced_texts_can_be_split_with_any_seed(count: int) -> 
 
 
 def test_a_split_is_apart_and_keeps_pairs_together() -> None:
-    data = Labelled(many("x", 60, 40), [Pair(f"a{i}", (f"b{i}", f"c{i}")) for i in range(50)])
+    pairs = [Pair(toxic=f"a{i}", neutral=[f"b{i}", f"c{i}"]) for i in range(50)]
+    data = Labelled(many("x", 60, 40), pairs)
     train, held_out = data.split(seed=3)
     assert (len(held_out.singles), len(held_out.pairs)) == (40, 25)
     texts = [text.text for part in (train, held_out) for text in part.texts]

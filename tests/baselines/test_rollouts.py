@@ -29,7 +29,8 @@ def tiny_task(
     """A tiny model, texts of two kinds, and a scorer that prefers short texts."""
     tokenizer, model = load_model(str(save_causal_lm(folder, "gpt2")), torch.device("cpu"), dtype)
     texts = [
-        LabelledText(f"{' '.join(_WORDS[: 2 + i % 8])} {i}", float(i % 2), "a") for i in range(480)
+        LabelledText(text=f"{' '.join(_WORDS[: 2 + i % 8])} {i}", toxicity=i % 2, group="a")
+        for i in range(480)
     ]
     judge = CallableScorer(lambda texts: [min(len(text), 100) / 100 for text in texts])
     monkeypatch.setattr(rollouts, "load_scorer", lambda spec: judge)

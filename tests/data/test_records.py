@@ -147,7 +147,7 @@ def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("my notes", "line 2: not JSON"),
-        (line_of(1, id=True), "line 2: not a record of a run; id"),
+        (line_of(1, id=True), "line 2: not a record of a run: id"),
         ({"id": 7}, "line 2: .*prompt: Field required"),
         (line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
         (line_of(1, toxicity=float("nan")), "toxicity"),
@@ -173,7 +173,7 @@ def test_invalid_score_line_is_named(tmp_path: Path) -> None:
     for change, message in (({"score": float("nan")}, "score"), ({"surprise": 1}, "surprise")):
         line = {"id": 0, "number": 0, "judge": "a", "score": 0.5, **change}
         path.with_name("scores.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(InputError, match=f"line 1: not a score of a run; .*{message}"):
+        with pytest.raises(InputError, match=f"line 1: not a score of a run: .*{message}"):
             read(path)
 
 

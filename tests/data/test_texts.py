@@ -90,36 +90,26 @@ def test_missing_file_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
         Row(3, "caf\udce9")
 
 
-def test_labelled_texts_pairs_and_records(tmp_path: Path) -> None:
+def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
     rows = jsonl(
-        tmp_path / "a.jsonl",
+        tmp_path / "a.jsonl.gz",
         {"text": "one", "toxicity": 0.25, "source": "x"},
         {"text": "answer", "toxicity": 0, "context": "question"},
+        {"text": "two", "toxicity": 1, "id": 7, "prompt": "p", "number": 0},
+        {"text": "", "toxicity": 0, "id": 7, "prompt": "p", "number": 1},
         {"toxic": "silly", "neutral": ["odd", "strange"]},
         {"toxic": "daft", "neutral": "unwise"},
         {"toxic": "dumb", "neutral": []},
     )
-    # The empty text is left out: it has nothing to learn from.
-    trials = [
-        {"id": 7, "prompt": "p", "number": number, "text": text, "toxicity": toxicity}
-        for number, (text, toxicity) in enumerate([("two", 0), ("three", 1), ("", 0)])
+    assert list(read_entries([rows])) == [
+        LabelledText(text="one", toxicity=0.25, group="x"),
+        LabelledText(text="answer", toxicity=0.0, context="question"),
+        LabelledText(text="two", toxicity=1.0, context="p"),
+        Pair(toxic="silly", neutral=["odd", "strange"]),
+        Pair(toxic="daft", neutral=["unwise"]),
+        LabelledText(text="dumb", toxicity=1.0, group="pairs"),
     ]
-    run = jsonl(tmp_path / "c.jsonl.gz", *trials)
-    recorded = tmp_path / "b.json"
-    record = {"id": 7, "prompt": "p", "completions": ["two", "three"], "toxicity_scores": [0, 1]}
-    recorded.write_text(json.dumps([record]))
-    # The context of a record is its prompt.
-    of_records = [LabelledText("two", 0.0, "", "p"), LabelledText("three", 1.0, "", "p")]
-    assert list(read_entries([rows, recorded, run])) == [
-        LabelledText("one", 0.25, "x"),
-        LabelledText("answer", 0.0, "", "question"),
-        Pair("silly", ("odd", "strange")),
-        Pair("daft", ("unwise",)),
-        LabelledText("dumb", 1.0, "pairs"),
-        *of_records,
-        *of_records,
-    ]
-    assert [(text.text, text.toxicity) for text in read_labelled([rows])][2:6] == [
+    assert [(text.text, text.toxicity) for text in read_labelled([rows])][3:7] == [
         *(("silly", 1.0), ("odd", 0.0), ("strange", 0.0)),
         ("daft", 1.0),
     ]
@@ -128,20 +118,19 @@ def test_labelled_texts_pairs_and_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a", "toxicity": "high"}, r"toxicity is 'high'; it must be a number in"),
-        ({"text": "a", "toxicity": True}, "toxicity is True"),
-        ({"text": "", "toxicity": 0}, "needs a text in 'text'"),
-        ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
-        ({"completions": ["a"]}, "as many 'toxicity_scores'"),
-        ({"number": 0}, "a completion must be a text"),
-        ({"toxic": "a"}, "'toxic' needs 'neutral'"),
-        ({"toxic": "a", "neutral": ["b", ""]}, "holds an empty text"),
-        ({"toxic": 3, "neutral": "b"}, "holds an empty text"),
+        ({"text": "a", "toxicity": "high"}, "toxicity: .*number"),
+        ({"text": "a", "toxicity": True}, "toxicity: .*number"),
+        ({"text": "a", "toxicity": 1.5}, "toxicity: .*less than or equal to 1"),
+        ({"text": " ", "toxicity": 0}, "text: is empty"),
+        ({"number": 0}, "text: Field required"),
+        ({"toxic": "a"}, "neutral: Field required"),
+        ({"toxic": "a", "neutral": ["b", ""]}, "neutral.1: is empty"),
+        ({"toxic": 3, "neutral": "b"}, "toxic: .*string"),
     ],
 )
 def test_invalid_labels_are_named(tmp_path: Path, row: Any, message: str) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"text": "fine", "toxicity": 0}, row)
-    with pytest.raises(InputError, match=rf"a\.jsonl, line 3: .*{message}"):
+    with pytest.raises(InputError, match=rf"a\.jsonl, line 3: {message}"):
         read_labelled([path])
 
 

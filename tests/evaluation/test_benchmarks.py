@@ -133,9 +133,9 @@ def test_fetched_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert [(row.id, row.text, row.group) for row in rows] == expected
     files = [download(name, tmp_path) for name in ("civil-comments", "paradetox")]
     assert list(read_entries(files)) == [
-        LabelledText("One", 0.8333, "civil_comments"),
-        Pair("One", ("Two", "Three")),
-        Pair("Four", ("Five",)),
+        LabelledText(text="One", toxicity=0.8333, group="civil_comments"),
+        Pair(toxic="One", neutral=["Two", "Three"]),
+        Pair(toxic="Four", neutral=["Five"]),
     ]
 
 

@@ -9,11 +9,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, problem
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 @contextmanager
@@ -192,6 +195,14 @@ def parse_or_cut(line: bytes, where: str) -> dict[str, Any] | None:
         if line.endswith(b"\n"):
             raise
         return None
+
+
+def parsed(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
+    """Create a `model`. Raises InputError with the first wrong field, but without its value."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}: {problem(error)}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -21,14 +21,13 @@ from pydantic import (
     NonNegativeInt,
     StrictInt,
     StrictStr,
-    ValidationError,
 )
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
-from tide.core.errors import InputError, problem
+from tide.core.errors import InputError
 from tide.core.results import FinishReason, Result, Role, Score, Trial
-from tide.data.files import parse_or_cut, read_objects, reported
+from tide.data.files import parse_or_cut, parsed, read_objects, reported
 
 RecordId = int | str
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -257,7 +256,8 @@ def read_records(path: Path, scores: Path | None = None) -> list[Record]:
     added: dict[RecordId, list[SomeScore]] = {}
     if scores is not None and scores.exists():
         for where, values in read_objects(scores, drop_cut=True):
-            score = _parsed_score(where, values)
+            kind: type[SomeScore] = JudgeScore if "judge" in values else PerplexityScore
+            score = parsed(kind, values, f"{where}: not a score of a run")
             added.setdefault(score.id, []).append(score)
     for row_id in added.keys() & records.keys():
         records[row_id] = with_scores(records[row_id], added[row_id])
@@ -267,10 +267,7 @@ def read_records(path: Path, scores: Path | None = None) -> list[Record]:
 def _parsed(where: str, values: dict[str, Any]) -> Record:
     about = {name: values[name] for name in _OF_PROMPT if name in values}
     trial = {name: value for name, value in values.items() if name not in _OF_PROMPT}
-    try:
-        return Record.model_validate({**about, "trials": [trial]})
-    except ValidationError as error:
-        raise InputError(f"{where}: not a record of a run; {problem(error, 'trials')}") from None
+    return parsed(Record, {**about, "trials": [trial]}, f"{where}: not a record of a run")
 
 
 def _joined(record: Record | None, further: Record) -> Record:
@@ -279,14 +276,6 @@ def _joined(record: Record | None, further: Record) -> Record:
         return further
     trials = sorted([*record.trials, *further.trials], key=lambda trial: trial.number)
     return record.model_copy(update={"trials": trials})
-
-
-def _parsed_score(where: str, values: dict[str, Any]) -> SomeScore:
-    kind = JudgeScore if "judge" in values else PerplexityScore
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise InputError(f"{where}: not a score of a run; {problem(error)}") from None
 
 
 def with_scores(record: Record, scores: Iterable[SomeScore]) -> Record:

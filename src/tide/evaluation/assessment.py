@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError, problem
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError
 from tide.core.sanitize import logger
-from tide.data.files import parse_object, read_lines
+from tide.data.files import parse_object, parsed, read_lines
 from tide.evaluation.console import Progress, chunks
 from tide.scorers.base import Floats, Scored, Scorer, score_groups
 
@@ -174,7 +174,9 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
         except InputError:
             cut += 1
             continue
-        line = _line(content, where)
+        line = parsed(_Line, content, f"{where}: not a line of a monitor log")
+        if line.outcome in ("changed", "unchanged") and line.accepted_above is None:
+            raise InputError(f"{where}: lacks accepted_above; record the log with this version")
         by_policy.setdefault(line.policy, []).append(line)
     if not by_policy:
         raise InputError(f"{path}: holds no answers")
@@ -188,16 +190,6 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
     lines = by_policy[policy]
     known = [line.accepted_above for line in lines if line.accepted_above is not None]
     return known, len(lines) - len(known)
-
-
-def _line(content: dict[str, Any], where: str) -> _Line:
-    try:
-        line = _Line.model_validate(content)
-    except ValidationError as error:
-        raise InputError(f"{where}: not a line of a monitor log: {problem(error)}") from None
-    if line.outcome in ("changed", "unchanged") and line.accepted_above is None:
-        raise InputError(f"{where}: lacks accepted_above; record the log with this version")
-    return line
 
 
 def upper_bound(altered: int, answers: int) -> float:
