@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,16 +111,17 @@ def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
         embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer)
 
 
-def test_nearest_tokens_of_many_rows_are_looked_for_in_parts(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+def test_repetition_penalty_applies_to_the_tokens_behind_embeddings(
+    engine: TransformersEngine,
 ) -> None:
-    """A repetition penalty needs the tokens of a prompt that came as embeddings."""
     sampling = Sampling(temperature=0.0, max_new_tokens=12, repetition_penalty=3.0)
-    ids = [299, 20, 7, 255, 7]
-    expected = completed(engine, [ids], sampling)
-    for most in (1, 700, 1 << 24):
-        monkeypatch.setattr(embedding_table, "_COSINES", most)
-        assert completed(engine, [engine.embed_tokens(ids)], sampling) == expected
+    ids = (299, 20, 7, 255, 7)
+    embeddings = Request(engine.embed_tokens(ids), sampling)
+    requests = [Request(ids, sampling), replace(embeddings, penalized_ids=ids)]
+    by_ids, by_embeddings = engine.portal.run(engine.complete, requests)
+    assert by_embeddings == by_ids
+    with pytest.raises(InputError, match="embeddings also need their `penalized_ids`"):
+        engine.portal.run(engine.complete, [embeddings])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -93,9 +93,10 @@ class Completion:
 class Request:
     """A request for a completion.
 
-    prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
-    noise (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids:
-    further ids that are not drawn as the first token. priority: requests with the lowest number are
+    prompt: token ids, or input embeddings (T, d) of any float dtype. penalized_ids: ids to which a
+    repetition penalty applies in place of such embeddings. seed: equal seeds draw equal noise
+    (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids: further
+    ids that are not drawn as the first token. priority: requests with the lowest number are
     served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that a
     piece may wait for; None asks for one piece at the end. is_first: whether nothing
     was rejected yet; a server then gets the client's own seed.
@@ -110,6 +111,7 @@ class Request:
     prefix_cache: object = None
     piece_tokens: int | None = None
     is_first: bool = True
+    penalized_ids: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -459,6 +461,9 @@ class Engine(ABC):
         """Raise CompletionError for an invalid prompt, InputError for an unsupported option."""
         self.check_sampling(request.sampling)
         self.check_prompt(request.prompt, request.sampling.max_new_tokens)
+        knows_ids = isinstance(request.prompt, Sequence) or request.penalized_ids
+        if request.sampling.repetition_penalty != 1 and not knows_ids:
+            raise InputError("repetition_penalty: embeddings also need their `penalized_ids`")
 
     def check_prompt(self, prompt: Sequence[Token] | Tensor, new_tokens: int) -> None:
         """Raise CompletionError for a prompt that is invalid, or too long for the new tokens."""

@@ -19,8 +19,6 @@ from tide.engines.base import Completion, Engine, Prompt
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
-# Maximum number of cosines that `_decode_nearest` computes at once.
-_COSINES = 1 << 24
 # Number of table rows from which the scale is measured; a single row may be all zeros.
 _MEASURED = 16
 
@@ -56,7 +54,8 @@ class EmbeddingEngine(Engine):
     @property
     def mean_row_norm(self) -> float:
         """E_bar: the mean norm of a token's embedding, as the first block receives it."""
-        return float(self._norms.mean()) * self.embedding_scale
+        norms = torch.linalg.vector_norm(self._layer.weight.detach(), dim=-1, dtype=torch.float32)
+        return float(norms.mean()) * self.embedding_scale
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         rows = []
@@ -145,30 +144,6 @@ class EmbeddingEngine(Engine):
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         self.check_ids(token_ids)
         return self._embed_ids(token_ids).float().cpu()
-
-    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        """Return, for each row of (T, d), the token id of the largest cosine similarity."""
-        weight = self._layer.weight
-        with torch.inference_mode():
-            rows = embeddings.to(weight.device).float()
-            best = rows.new_full((len(rows),), -torch.inf)
-            nearest = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-            # All cosines of a long text and a large vocabulary at once would take gigabytes.
-            size = max(1, _COSINES // max(1, len(rows)))
-            for start in range(0, len(weight), size):
-                end = start + size
-                products = rows @ weight[start:end].float().T
-                cosine, index = (products / self._norms[start:end]).max(dim=-1)
-                nearest = torch.where(cosine > best, index + start, nearest)
-                best = torch.maximum(best, cosine)
-            return list(nearest.tolist())
-
-    @cached_property
-    def _norms(self) -> Tensor:
-        """The norm of each row of the table, clamped above zero."""
-        weight = self._layer.weight.detach()
-        norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
-        return norms.clamp_min(1e-12)
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
         """Return the first block's input for `ids`; the layer itself scales embeddings (Gemma)."""

@@ -135,7 +135,7 @@ def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
     )
     check_weights(report)
     _scale_positions(model.config.get_text_config(), reader)
-    ends = [reader.value(f"tokenizer.ggml.{end}") for end in _ENDS]
+    ends = [_value(reader, f"tokenizer.ggml.{end}") for end in _ENDS]
     model.generation_config.eos_token_id = [token for token in ends if token is not None] or None
     # Both attributes say that the weights are quantised, but the loaded weights are float32.
     del model.config.quantization_config
@@ -148,26 +148,20 @@ def _read(file: Path) -> Any:
     """Read the header of a GGUF file. Raises ValueError for a part of a split model."""
     from gguf import GGUFReader  # noqa: PLC0415  (optional)
 
-    class Reader(GGUFReader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            values = super()._get(offset, dtype, count, override_order)
-            if len(values) < count:  # else a wrong length of an array is read for hours
-                raise ValueError("is truncated")
-            return values
-
-        def value(self, name: str) -> Any:
-            """Return the value of a field, or None if there is no such field."""
-            field = self.get_field(name)
-            return None if field is None else field.contents()
-
-    reader = Reader(file)
-    parts = reader.value("split.count") or 1
+    reader = GGUFReader(file)
+    parts = _value(reader, "split.count") or 1
     if parts > 1:
         raise ValueError(
             f"is one of {parts} parts of a model; join the parts with "
             "`llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`"
         )
     return reader
+
+
+def _value(reader: Any, name: str) -> Any:
+    """Return the value of a field, or None if there is no such field."""
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
 
 
 def _scale_positions(config: Any, reader: Any) -> None:
@@ -181,9 +175,9 @@ def _scale_positions(config: Any, reader: Any) -> None:
     rope = rope.get("full_attention", rope)  # Gemma 3 scales the positions of these layers only
     if rope.get("rope_type", "default") != "default":  # transformers has read the scaling
         return
-    prefix = f"{reader.value('general.architecture')}.rope.scaling."
-    kind = reader.value(f"{prefix}type") or "none"
-    if kind != "none" or reader.value(f"{prefix}factor") is not None:
+    prefix = f"{_value(reader, 'general.architecture')}.rope.scaling."
+    kind = _value(reader, f"{prefix}type") or "none"
+    if kind != "none" or _value(reader, f"{prefix}factor") is not None:
         raise ValueError(f"has RoPE scaling that is not supported ({kind}); use its safetensors")
     factors = next((t.data.tolist() for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     if factors is not None:

@@ -6,27 +6,24 @@ All of vLLM's engine arguments are options, such as `tensor_parallel_size`,
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, first_line, require
 from tide.core.pretrained import read_config
-from tide.engines.base import NEVER, Engine, MaxBatch, Piece, Request
+from tide.engines.base import NEVER, MaxBatch, Piece, Request
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
-# Each of these options crashes vLLM if prompts are embeddings (vLLM's issue 57719).
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
-PROBES = (
+_PROBES = (
     "The weather today is",
     "In the beginning there was",
     "My favourite food is",
@@ -37,8 +34,10 @@ PROBES = (
 _TIE = 0.05
 _CLOSE = 0.25
 
-# The most likely token after a prompt, and its log-probability.
-FirstToken = tuple[int, float]
+
+class FirstToken(NamedTuple):
+    token: int
+    log_prob: float
 
 
 class VllmEngine(EmbeddingEngine):
@@ -47,9 +46,11 @@ class VllmEngine(EmbeddingEngine):
     model: folder, hub id, or "pocket" (bundled). dtype: vLLM's `dtype`. max_batch: vLLM's
     `max_num_seqs`. options: further arguments of vLLM's `AsyncEngineArgs`.
 
-    Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
-    that would crash it, and EngineError if vLLM cannot load the model or writes different text from
-    embeddings than from token ids.
+    Penalties are not passed on: they crash vLLM if prompts are embeddings (vLLM's issue 57719).
+
+    Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know, and
+    EngineError if vLLM cannot load the model or writes different text from embeddings than from
+    token ids.
     """
 
     @checked
@@ -68,11 +69,6 @@ class VllmEngine(EmbeddingEngine):
             # vLLM takes any text as true, so "False" would turn an option on.
             if isinstance(value, str) and value.lower() in ("true", "false"):
                 options[name] = value.lower() == "true"
-        defaults = options.get("override_generation_config") or {}
-        for name in _PENALTIES:
-            if name in options or name in defaults:
-                problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
-                raise InputError(f"{name}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vllm reads this at its import
@@ -101,10 +97,8 @@ class VllmEngine(EmbeddingEngine):
                 self.dtype = self._engine.model_config.dtype
                 self.context_length = int(self._engine.model_config.max_model_len)
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code))
-            # Raised if vLLM writes different text from embeddings than from token ids.
             with self._calling("verify"):
-                if fault := self.portal.run(difference, self, self._first_tokens):
-                    raise EngineError(f"vLLM with {self.name}: {fault}")
+                self.portal.run(self._verify)
         except BaseException:
             self.close()
             raise
@@ -164,14 +158,29 @@ class VllmEngine(EmbeddingEngine):
         async for output in self._engine.generate(vllm_prompt, values, name):
             yield output
 
+    async def _verify(self) -> None:
+        """Raise EngineError if vLLM writes different text from embeddings than from token ids.
+
+        vLLM and this version of transformers may scale embeddings in different places.
+        """
+        by_ids = await self._first_tokens(self.tokenize(_PROBES))
+        by_embeddings = await self._first_tokens(self.embed(_PROBES))
+        for expected, first in zip(by_ids, by_embeddings, strict=True):
+            most = _CLOSE if first.token == expected.token else _TIE
+            if not abs(first.log_prob - expected.log_prob) <= most:
+                problem = "writes different text from embeddings than from token ids"
+                raise EngineError(f"vLLM with {self.name}: {problem}; does it run another model?")
+
     async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:
+        """Return the most likely token after each prompt."""
+
         async def first(prompt: Any) -> FirstToken:
             parameters = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
             async with aclosing(self._outputs(Request(prompt), parameters)) as outputs:
                 async for output in outputs:
                     (written,) = output.outputs
                     token = written.token_ids[0]
-                    return token, written.logprobs[0][token].logprob
+                    return FirstToken(token, written.logprobs[0][token].logprob)
             raise EngineError(f"vLLM with {self.name}: wrote nothing")
 
         return await gather(map(first, prompts))
@@ -185,31 +194,3 @@ class VllmEngine(EmbeddingEngine):
             engine.shutdown()
             # An engine that is deleted only when Python exits prints a traceback.
             self._engine = None
-
-
-async def difference(
-    engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
-) -> str | None:
-    """Return how vLLM's output from embeddings differs from its output from token ids, or None.
-
-    first: returns the most likely token after each prompt, with its log-probability, for prompts
-    that are all token ids or all embeddings.
-    """
-    by_ids, rows = await first(engine.tokenize(PROBES)), engine.embed(PROBES)
-    # The embeddings are tried unscaled, and with the scalings that models use.
-    factors = 1.0, math.sqrt(engine.dim), 1.0 / math.sqrt(engine.dim)
-    by_scaled = await first([factor * x for factor in factors for x in rows])
-    agreeing = []
-    for number, factor in enumerate(factors):
-        scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
-        pairs = zip(by_ids, scaled, strict=True)
-        if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in pairs):
-            agreeing.append(factor)
-    if 1.0 in agreeing:
-        return None
-    if agreeing:
-        return (
-            f"expects embeddings multiplied by {agreeing[0]:.4g}; vLLM and this version of "
-            "transformers scale embeddings in different places"
-        )
-    return "writes different text from embeddings than from token ids; does vLLM run another model?"

@@ -28,7 +28,8 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Run a trial that searches for a whole answer that passes."""
     settings = task.settings
     problem = start_of(task.prompt, settings, task.seed, engine, moves=task.strategy.moves)
-    request = Request(task.prompt.token_ids, settings.sampling, priority=task.priority)
+    ids = task.prompt.token_ids
+    request = Request(ids, settings.sampling, priority=task.priority, penalized_ids=ids)
     running = Search(task.strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()

@@ -113,27 +113,6 @@ def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
         TransformersEngine(prefixed)
 
 
-def test_loaded_model_is_in_training_again_after_its_last_engine(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(save_causal_lm(tmp_path, "llama"))
-    model.train()
-    model.lm_head.eval()
-    before = [module.training for module in model.modules()]
-    first = TransformersEngine(model)
-    with TransformersEngine(model):
-        first.close()
-        assert not any(module.training for module in model.modules())
-    assert [module.training for module in model.modules()] == before
-
-
-def test_loaded_model_is_in_training_again_if_no_engine_can_use_it(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(save_causal_lm(tmp_path, "llama"))
-    model.lm_head.weight.data.fill_(torch.nan)
-    model.train()
-    with pytest.raises(EngineError, match="its logits are NaN"):
-        TransformersEngine(model)
-    assert all(module.training for module in model.modules())
-
-
 @pytest.mark.parametrize("kind", [AutoModel, AutoModelForSequenceClassification])
 def test_loaded_model_without_a_head_for_text_is_refused(kind: Any, tmp_path: Path) -> None:
     model = kind.from_pretrained(save_causal_lm(tmp_path, "llama"))
@@ -273,16 +252,6 @@ def test_a_model_that_writes_from_more_than_embeddings_is_refused(tmp_path: Path
     engine.model.register_forward_pre_hook(double, with_kwargs=True)
     with pytest.raises(EngineError, match="different logits"):
         TransformersEngine(engine.model)
-
-
-@pytest.mark.parametrize("table", [None, torch.nn.Identity()])
-def test_a_model_without_a_usable_embedding_layer(
-    table: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_causal_lm(tmp_path, "gpt2")
-    monkeypatch.setattr(GPT2LMHeadModel, "get_input_embeddings", lambda self: table)
-    with pytest.raises(EngineError, match="no usable input embedding layer"):
-        TransformersEngine(folder)
 
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:

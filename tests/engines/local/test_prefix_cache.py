@@ -94,11 +94,6 @@ def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersE
         time.sleep(0.01)
 
 
-def test_an_object_that_is_no_handle_is_ignored(llama: TransformersEngine) -> None:
-    ids = range(10, 40)
-    assert written(llama, ids, 5, "x") == written(llama, ids, 5, None)
-
-
 def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
     llama: TransformersEngine,
 ) -> None:

@@ -88,7 +88,9 @@ def test_least_lengths_and_penalties_as_generate_from_embeddings(
                 if "repetition_penalty" in options:
                     inputs["input_ids"] = torch.tensor([ids])
                 expected.append(generated(ending, inputs, **options))
-            completions = written(ending, greedy(**options))
+            rows = ending.tokenize(PROMPTS)
+            prompts = rows if "repetition_penalty" in options else ending.embed(PROMPTS)
+            completions = completed(ending, prompts, greedy(**options))
             assert [list(completion.token_ids) for completion in completions] == expected
             assert completions != written(ending, greedy())
 

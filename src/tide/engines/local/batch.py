@@ -57,10 +57,10 @@ HasStopped = Callable[[Sequence[int], Sampling], bool]
 class Row:
     """A running request.
 
-    x: embeddings (T, d) of the prompt. prompt_ids: token ids of the prompt, if the prompt came as
-    ids or a repetition penalty needs its ids. beginning: cached text of earlier requests that this
-    request continues. ids: tokens drawn so far. sent: number of drawn tokens that were sent. read:
-    number of tokens read for the row and not reported yet. ended: whether the row has ended or was
+    x: embeddings (T, d) of the prompt. prompt_ids: token ids of the prompt, or the request's
+    `penalized_ids`. beginning: cached text of earlier requests that this request continues. ids:
+    tokens drawn so far. sent: number of drawn tokens that were sent. read: number of tokens read
+    for the row and not reported yet. ended: whether the row has ended or was
     cancelled. broken: whether its keys and values may be NaN or infinite. pieces: pieces of the
     completion, or the error that ends it.
     """

@@ -15,7 +15,6 @@ A rewound text continues from its cached keys and values. The `PrefixCache` hold
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -230,14 +229,12 @@ class PrefixCache:
     """Cached texts of running requests.
 
     capacity: maximum number of cached tokens, beyond which the texts that were cached first are
-    evicted; 0 turns caching off. `begin` may be called from any thread, `evict` only from the
-    thread that runs the model.
+    evicted; 0 turns caching off. Its methods must be called in the engine's event loop.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._beginnings: WeakSet[Beginning] = WeakSet()
-        self._lock = threading.Lock()
         self.clock = count(1)
 
     def begin(self) -> Beginning | None:
@@ -245,16 +242,13 @@ class PrefixCache:
         if not self._capacity:
             return None
         beginning = Beginning(self)
-        with self._lock:
-            self._beginnings.add(beginning)
+        self._beginnings.add(beginning)
         return beginning
 
     def evict(self) -> None:
         """Drop the keys and values of texts beyond the capacity."""
-        with self._lock:
-            known = list(self._beginnings)
         tokens = 0
-        for cached in sorted(known, key=lambda cached: -cached.used):
+        for cached in sorted(self._beginnings, key=lambda cached: -cached.used):
             tokens += cached.tokens
             if tokens > self._capacity:
                 cached.layers = None

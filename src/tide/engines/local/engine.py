@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
-from weakref import WeakSet
 
 import torch
 from pydantic import Field
@@ -35,15 +34,12 @@ _MAX_BATCH = {"cpu": 64, "cuda": 256}
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
 
-# Open engines of models that transformers or peft has loaded; several may share one model.
-_OF_LOADED: WeakSet[TransformersEngine] = WeakSet()
-
 
 class TransformersEngine(EmbeddingEngine):
     """A causal LM from a folder or the Hugging Face hub, run through its `inputs_embeds`.
 
     model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled); or a model that
-    transformers or peft has loaded, which is set to `eval` and keeps its device and dtype.
+    transformers or peft has loaded, which is set to `eval` for good and keeps its device and dtype.
     weights: digest of the weights of such a model, for records; else None.
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
     dtype: "auto" (the checkpoint's dtype on CUDA; float32 on the CPU, where all machines then give
@@ -60,9 +56,8 @@ class TransformersEngine(EmbeddingEngine):
     they do not obey the mask of a padded batch.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
-    Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
-    not give the same finite logits for token ids and their embeddings, and InputError for invalid
-    options.
+    Raises EngineError if the model cannot be loaded whole, takes no embeddings, or does not give
+    the same finite logits for token ids and their embeddings, and InputError for invalid options.
     """
 
     capabilities: ClassVar = EmbeddingEngine.capabilities | {"repetition_penalty"}
@@ -80,13 +75,11 @@ class TransformersEngine(EmbeddingEngine):
     ) -> None:
         self.name = name_of(model)
         self.model: Any = None
-        self._in_training: list[torch.nn.Module] = []
         try:
             self.portal.run(
                 self._load, model, device, dtype, max_batch, prefix_tokens, trust_remote_code
             )
         except BaseException:
-            self._restore_training()
             self.portal.close(wait=False)
             raise
 
@@ -103,9 +96,7 @@ class TransformersEngine(EmbeddingEngine):
         with self._calling("loading"):
             self.weights: str | None = None
             if isinstance(model, torch.nn.Module):
-                self._in_training = [module for module in model.modules() if module.training]
                 tokenizer, self.model = loaded_model(model, self.name)
-                _OF_LOADED.add(self)
                 self.device, self.weights = self.model.device, fingerprint(self.model)
             else:
                 self.device = find_device(device)
@@ -116,7 +107,9 @@ class TransformersEngine(EmbeddingEngine):
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
             self.dtype = self.model.dtype
             self.forward = Forward(self.model)
-            super().__init__(tokenizer, self._embedding_layer())
+            if not self.forward.accepts("inputs_embeds"):
+                raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
+            super().__init__(tokenizer, self.model.get_input_embeddings())
             self.context_length = context_length(self.model.config)
             stop = end_ids(self.model, tokenizer)
             self.check_ids(stop)
@@ -138,17 +131,14 @@ class TransformersEngine(EmbeddingEngine):
         return self._batch.tokens_read
 
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        prompt, beginning = request.prompt, request.prefix_cache
-        if isinstance(prompt, Sequence):
-            x, ids = self._embed_ids(prompt), prompt
-        else:
-            x, ids = prompt.to(self.device, self.dtype), ()
-            beginning = None
-        if not isinstance(beginning, Beginning):
-            beginning = None
-        if request.sampling.repetition_penalty != 1 and not ids:
-            ids = self._decode_nearest(x)
-        return self._batch.write(Row(request, x, ids, beginning, read=len(x)))
+        prompt = request.prompt
+        if not isinstance(prompt, Sequence):
+            x = prompt.to(self.device, self.dtype)
+            return self._batch.write(Row(request, x, request.penalized_ids, read=len(x)))
+        beginning = request.prefix_cache
+        assert beginning is None or isinstance(beginning, Beginning)
+        x = self._embed_ids(prompt)
+        return self._batch.write(Row(request, x, prompt, beginning, read=len(x)))
 
     async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         loop, readings = asyncio.get_running_loop(), []
@@ -197,29 +187,9 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _free(self) -> None:
         self._batch.close()
-        self._restore_training()
         del self.model, self.forward, self._layer, self._batch
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _restore_training(self) -> None:
-        """Let whoever gave the model train it further, with dropout, after its last engine."""
-        _OF_LOADED.discard(self)
-        sharing = [engine for engine in _OF_LOADED if engine.model is self.model]
-        if sharing:
-            sharing[0]._in_training += self._in_training
-        else:
-            for module in self._in_training:
-                module.training = True
-        self._in_training.clear()
-
-    def _embedding_layer(self) -> Any:
-        if not self.forward.accepts("inputs_embeds"):
-            raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
-        layer = self.model.get_input_embeddings()
-        if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
-            raise EngineError(f"model {self.name}: has no usable input embedding layer")
-        return layer
 
 
 @checked
