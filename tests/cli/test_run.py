@@ -15,7 +15,6 @@ from tide.cli.display import on_one_line
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation import read_run
-from tide.evaluation.console import CleanConsole
 
 # Mild prompts that the pocket model often continues with insults.
 PROMPTS = [
@@ -157,18 +156,6 @@ def test_run_prints_formats_in_order(
     assert printed("text") == [on_one_line(line["text"]) for line in lines]
     masked = [json.loads(line) for line in printed("jsonl", "--mask")]
     assert [line["toxicity"] for line in masked] == [line["toxicity"] for line in lines]
-
-
-def test_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output fits, and states its cost."""
-    terminal = CleanConsole(
-        file=io.StringIO(), force_terminal=True, width=80, markup=False, record=True
-    )
-    monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
-    assert tide("run", *PROMPTS[:2]) == 0
-    out = terminal.export_text()
-    assert max(map(len, out.splitlines())) <= 80
-    assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", out)
 
 
 def test_resume_refuses_other_engine_options(

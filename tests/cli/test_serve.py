@@ -23,7 +23,7 @@ from tests import command
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
-from tide.cli.serve import _address, _limit_threads, _listening, _logging_as_json, _server
+from tide.cli.serve import _limit_threads, _listening, _logging_as_json
 from tide.core.errors import InputError
 from tide.core.sanitize import hide, logger
 
@@ -157,15 +157,6 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
     with _listening("::", 0) as listener:
         address = ("127.0.0.1", listener.getsockname()[1])
         socket.create_connection(address).close()
-
-
-def test_address_of_ipv6_is_a_url() -> None:
-    with _listening("::1", 0) as listener:
-        assert httpx.URL(_address("::1", listener)).port == listener.getsockname()[1]
-
-
-def test_idle_connections_are_kept_longer_than_balancers_keep_them() -> None:
-    assert _server(Any, 1.0).config.timeout_keep_alive > 60
 
 
 def test_files_for_operators_name_options() -> None:

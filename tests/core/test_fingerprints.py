@@ -74,18 +74,6 @@ def test_code_digest_of_a_script_is_that_of_the_function_alone(tmp_path: Path) -
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_code_digest_of_a_script_that_was_edited_while_it_runs(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from tide.core.fingerprints import code_digest\n\n\n"
-        "def score(texts):\n    return texts\n"
-        "with open(__file__, 'w') as file:\n    file.write('(\\n' * 9)\n"
-        "print(code_digest(score))\n"
-    )
-    printed = subprocess.run([sys.executable, script], capture_output=True, check=True)
-    assert len(printed.stdout.strip()) == 12
-
-
 @pytest.mark.parametrize("whole", [1 << 26, 100])
 def test_weights_digest_sees_any_changed_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int

@@ -166,11 +166,6 @@ def test_code_of_a_folder_never_runs_unasked(
     assert (asked, ran.exists()) == ([], False)
 
 
-def test_trust_in_remote_code_is_a_truth_value() -> None:
-    with pytest.raises(InputError, match="trust_remote_code"):
-        TransformersEngine("m", trust_remote_code="perhaps")  # type: ignore[arg-type]
-
-
 def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path) -> None:
     """A text-only model whose tokenizer has image tokens, like that of Gemma 3."""
     folder = save_causal_lm(tmp_path, "llama")

@@ -98,8 +98,6 @@ def test_an_error_takes_the_place_of_the_result_where_asked_for(ordered: bool) -
 def test_device_dtype_and_max_batch_are_keywords() -> None:
     with Detoxifier(device="cpu", dtype="bfloat16", max_batch=5) as detox:
         assert (detox.engine.dtype, detox.engine.max_batch) == (torch.bfloat16, 5)
-    with pytest.raises(InputError, match=r"^dtype: given as a keyword and in engine_options"):
-        Detoxifier(dtype="float32", engine_options={"dtype": "float32"})
     with pytest.raises(InputError, match=r"^max_batch: give it to load_engine"):
         Detoxifier(scripted_engine(), max_batch=3)
     with pytest.raises(InputError, match="engine 'openai' has no option 'device'"):

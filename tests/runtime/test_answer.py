@@ -111,16 +111,6 @@ def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
         detox.map("a prompt")
 
 
-def test_bad_prompts_fail_alone() -> None:
-    prompts = ["", *PROMPTS, "word " * 200, " "]
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
-    results = dict(outcomes(detox, prompts))
-    assert list(results) == list(range(len(prompts)))
-    assert [number for number in results if isinstance(results[number], InputError)] == [0, 6, 7]
-    assert sum(isinstance(result, Result) for result in results.values()) == len(PROMPTS)
-    assert str(results[6]).startswith("200 tokens + 20 new tokens")
-
-
 def test_further_trials_are_those_of_a_run_with_all_of_them() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=5)
     whole = [result.trials for result in detox.map(PROMPTS)]
@@ -338,13 +328,6 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_written() -> Non
     assert scorer.calls == [[BAD]]
     assert detox(LIMIT).text
     assert detox(BAD, refuse_prompt_above=None).text
-
-
-def test_of_many_prompts_those_alone_are_refused() -> None:
-    detox = refusing(ReadingScorer())
-    first, refused, second = detox.map([GOOD, BAD, GOOD], return_exceptions=True)
-    assert isinstance(refused, PromptRefusedError)
-    assert first == second == detox(GOOD, refuse_prompt_above=None)
 
 
 def test_of_a_chat_the_last_message_counts() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any, Final, Literal
 
@@ -49,14 +48,4 @@ def register(kind: Kind, name: str, target: Any) -> None:
         )
     if not callable(target) and not (isinstance(target, str) and ":" in target):
         raise InputError(f"target: expected a class, a function or 'module:Class' (got {target!r})")
-    if kind == "scorer" and callable(target) and not inspect.isclass(target):
-        from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
-
-        function = target
-
-        def create() -> CallableScorer:
-            return CallableScorer(function, name)
-
-        create.__doc__ = target.__doc__
-        target = create
     REGISTRIES[kind].add(name, target)

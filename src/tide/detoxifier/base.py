@@ -102,10 +102,6 @@ class DetoxifierBase:
         keywords = {"device": device, "dtype": dtype, "max_batch": max_batch}
         named = {option: value for option, value in keywords.items() if value is not None}
         options = {**named, **(engine_options or {})}
-        if twice := named.keys() & (engine_options or {}).keys():
-            raise InputError(
-                f"{min(twice)}: given as a keyword and in engine_options; give it once"
-            )
         name = name_of(model)
         # Names and settings are checked before a model is loaded, which takes long.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)

@@ -115,7 +115,7 @@ def _create(spec: Spec) -> Scorer:
 
 def is_function(create: Any) -> bool:
     """Whether `create` scores the texts that it must get; other functions make a scorer."""
-    if not inspect.isroutine(create) or str(create.__module__).startswith("tide."):
+    if inspect.isclass(create) or str(create.__module__).startswith("tide."):
         return False
     first = next(iter(inspect.signature(create).parameters.values()), None)
     if first is None or first.default is not first.empty:
