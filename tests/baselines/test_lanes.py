@@ -13,11 +13,8 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
-from tide.baselines.decoding import DecodingBaseline
-from tide.baselines.lanes import SteeredLane
-from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
-from tide.plugins.options import Options
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
 SEEDS = list(range(len(PROMPTS)))
@@ -37,7 +34,7 @@ def written(baseline: Any, prompts: list[str], seeds: list[int]) -> list[tuple[A
 
 def run_together(baseline: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let at most this many rows run together, so that rows enter while others are running."""
-    candidates = getattr(baseline._options, "candidates", 1)
+    candidates = getattr(baseline.options, "candidates", 1)
     monkeypatch.setattr(baseline.engine, "max_batch", rows * max(baseline.fan_out, candidates))
 
 
@@ -52,29 +49,6 @@ def test_neighbours_change_nothing(gpt2: World, name: str, monkeypatch: pytest.M
         alone = [written(baseline, [prompt], [seed])[0] for prompt, seed in pairs]
         run_together(baseline, 2, monkeypatch)
         assert written(baseline, PROMPTS, SEEDS) == alone
-
-
-class Narrow(DecodingBaseline):
-    kind, options_class = "narrow", Options
-
-    def lanes(self) -> Any:
-        class Lane(SteeredLane):
-            def shift(self, scores: torch.Tensor) -> torch.Tensor:
-                return scores[:, 1:]
-
-        return Lane
-
-
-class Unnamed(Narrow):
-    def __init__(self, engine: Any, options: Options) -> None:
-        super().__init__(engine, options)
-
-
-def test_systems_of_others_fail_on_one_line(gpt2: World) -> None:
-    with pytest.raises(EngineError, match=r"^shift: returned shape \(1, \d+\), not \(1, \d+\)$"):
-        written(gpt2.load(f"{__name__}:Narrow"), PROMPTS[:1], SEEDS[:1])
-    with pytest.raises(InputError, match=r"Unnamed: cannot be loaded: .* argument 'artefacts'$"):
-        gpt2.load(f"{__name__}:Unnamed")
 
 
 @pytest.mark.parametrize("name", with_nightly(*ONE_OF_EACH_LANE, of=sorted(STRENGTHS)))

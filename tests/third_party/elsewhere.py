@@ -66,11 +66,11 @@ class Bias(DecodingBaseline):
     kind = "elsewhere-bias"
     options_class = BiasOptions
     learned = True
-    _options: BiasOptions
+    options: BiasOptions
 
     def lanes(self) -> Any:
         assert self.artefact is not None
-        bias = self._options.scale * self.artefact.tensors["bias"]
+        bias = self.options.scale * self.artefact.tensors["bias"]
 
         class Lane(SteeredLane):
             def shift(self, scores: torch.Tensor) -> torch.Tensor:

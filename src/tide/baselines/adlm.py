@@ -20,16 +20,15 @@ finds the text's own. `scale` moves the scores from the model (0) to z (1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, scaled_dot_product_attention
 
 from tide.baselines.artefacts import Head
-from tide.baselines.base import Options, Strength
+from tide.baselines.base import ScaleOptions
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
@@ -42,18 +41,11 @@ from tide.baselines.training import (
     token_losses,
     train,
 )
-from tide.core.errors import InputError, guarded
 from tide.engines.local.batch import Row
 from tide.engines.local.stream import Stream
 
 _DIVERGENCE = 0.1  # weight of the divergence from the model in the loss
 _ALPHA = 4.0  # suppression of tokens that toxic text prefers
-
-
-class AdlmOptions(Options):
-    strength = "scale"
-
-    scale: Strength = Field(default=1.0, description="Multiple of the shift; 1 in the paper.")
 
 
 def attribute_shift(base: Tensor, clean: Tensor, toxic: Tensor, alpha: float) -> Tensor:
@@ -119,16 +111,7 @@ class AdlmLane(SteeredLane):
     `_memories`: keys and values of each row's text. `_last`: the last hidden states (B, d).
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        states: LastHidden,
-        projection: Projection,
-        scale: float,
-        **options: Any,
-    ) -> None:
-        self._states, self._projection, self._scale = states, projection, scale
-        super().__init__(*arguments, **options)
+    baseline: Adlm
 
     def clear(self) -> None:
         super().clear()
@@ -139,8 +122,8 @@ class AdlmLane(SteeredLane):
 
     def enter(self, rows: Sequence[Row]) -> None:
         super().enter(rows)
-        hidden = self._states.value
-        _, _, memory = self._projection.read(hidden)
+        hidden = self.baseline.states.value
+        _, _, memory = self.baseline.projection.read(hidden)
         self._memories += [memory[number, -len(row.x) :] for number, row in enumerate(rows)]
         self._last = torch.cat([self._last.to(hidden), hidden[:, -1]])
 
@@ -148,16 +131,18 @@ class AdlmLane(SteeredLane):
         memory = nn.utils.rnn.pad_sequence(self._memories, batch_first=True)
         lengths = torch.tensor([len(row) for row in self._memories], device=memory.device)
         mask = before_end(lengths, memory.shape[1])[:, None, None, None]
-        changes = self._projection(self._last[:, None], memory, mask)[:, 0]
-        clean, toxic = self._states.layer(changes).float().unbind(dim=1)
+        changes = self.baseline.projection(self._last[:, None], memory, mask)[:, 0]
+        clean, toxic = self.baseline.states.layer(changes).float().unbind(dim=1)
         base = self.stream.logits.float()
-        return scores + self._scale * attribute_shift(base, clean, toxic, _ALPHA)
+        scale = self.baseline.options.scale
+        return scores + scale * attribute_shift(base, clean, toxic, _ALPHA)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
-        _, _, memory = self._projection.read(self._states.value)
+        hidden = self.baseline.states.value
+        _, _, memory = self.baseline.projection.read(hidden)
         self._memories = [torch.cat(pair) for pair in zip(self._memories, memory, strict=True)]
-        self._last = self._states.value[:, -1]
+        self._last = hidden[:, -1]
 
     def leave(self) -> list[int]:
         order = super().leave()
@@ -170,17 +155,16 @@ class Adlm(DecodingBaseline):
     """Draws non-toxic text from projected hidden states, and suppresses what toxic text prefers."""
 
     kind = "adlm"
-    options_class = AdlmOptions
+    options_class = ScaleOptions
     learned = True
-    _options: AdlmOptions
+    options: ScaleOptions
 
     def drawn_from(self) -> Reader:
         return self.reader(self.engine.model, hooks=self.states.noted)
 
     def lanes(self) -> MakeLane:
-        return partial(
-            AdlmLane, states=self.states, projection=self.projection, scale=self._options.scale
-        )
+        _ = self.projection  # an artefact that does not fit fails here, and not for each prompt
+        return AdlmLane
 
     @cached_property
     def states(self) -> LastHidden:
@@ -189,8 +173,7 @@ class Adlm(DecodingBaseline):
     @cached_property
     def projection(self) -> Projection:
         projection = Projection(self.engine.model)
-        with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
-            projection.load_state_dict(self.artefact.tensors)
+        projection.load_state_dict(self.artefact.tensors)
         return projection.requires_grad_(False)
 
     @staticmethod

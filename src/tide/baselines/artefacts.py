@@ -37,17 +37,6 @@ class Artefact:
     info: dict[str, Any]
     digest: str
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor `name`. Raises InputError if it is missing or has another shape."""
-        tensor = self.tensors.get(name)
-        if tensor is None or tensor.shape != shape:
-            there = "no such tensor" if tensor is None else f"the shape {tuple(tensor.shape)}"
-            raise InputError(
-                f"baseline {self.info['baseline']}: needs a tensor {name} of shape {shape}, but "
-                f"its artefact has {there}"
-            )
-        return tensor
-
     def under(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors named `prefix.*`, without the prefix; all tensors if it is empty."""
         dot = f"{prefix}." if prefix else ""

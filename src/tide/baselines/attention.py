@@ -37,7 +37,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize
 
-from tide.baselines.base import Options, Strength
+from tide.baselines.base import Options, ScaleOptions, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
@@ -117,16 +117,8 @@ def find_heads(model: Any, name: str) -> Heads:
     )
 
 
-NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
-POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
 # Exponents of 1 + |delta|, and of 1 + similarity to the negative prefix.
 _NORM_EXPONENT, _SIMILARITY_EXPONENT = 0.4, 0.6
-
-
-class ReversalOptions(Options):
-    strength = "scale"
-
-    scale: Strength = Field(default=1.0, description="Multiple of the published step.")
 
 
 def reverse(values: Tensor, delta: Tensor, negative_end: Tensor, scale: float) -> Tensor:
@@ -160,13 +152,11 @@ class Reversal(DecodingBaseline):
     """
 
     kind = "reversal"
-    options_class = ReversalOptions
-    negative, positive = NEGATIVE, POSITIVE
+    options_class = ScaleOptions
+    negative = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
+    positive = "The following text is kind, polite, positive, respectful and supportive: "
     fan_out = 2
-    _options: ReversalOptions
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "prefixes": [self.negative, self.positive]}
+    options: ScaleOptions
 
     def drawn_from(self) -> Reader:
         return self.reader(self.engine.model, hooks=partial(self._heads.hooked, self._move))
@@ -195,7 +185,7 @@ class Reversal(DecodingBaseline):
     def _move(self, layer: int, merged: Tensor) -> Tensor:
         values = self._heads.split(merged[:, -1].float())
         delta, negative_end = self._delta[layer], self._negative_end[layer]
-        moved = reverse(values, delta, negative_end, self._options.scale)
+        moved = reverse(values, delta, negative_end, self.options.scale)
         return torch.cat([merged[:, :-1], moved.flatten(-2)[:, None].to(merged.dtype)], dim=1)
 
     @cached_property
@@ -254,7 +244,7 @@ class Destein(DecodingBaseline):
     kind = "destein"
     options_class = DesteinOptions
     learned = True
-    _options: DesteinOptions
+    options: DesteinOptions
 
     def resolved_options(self, options: Options) -> Any:
         if getattr(options, "alpha", None) is not None:
@@ -263,14 +253,14 @@ class Destein(DecodingBaseline):
         return options.model_copy(update={"alpha": alpha})
 
     def drawn_from(self) -> Reader:
-        if not self._options.alpha:
+        if not self.options.alpha:
             return super().drawn_from()
-        hooks = partial(self._heads.hooked, self._steer, outputs=True)
-        _ = self._vectors  # checked here, not at the first step
+        steering = partial(self._steer, self._vectors)
+        hooks = partial(self._heads.hooked, steering, outputs=True)
         return self.reader(self.engine.model, hooks=hooks)
 
-    def _steer(self, layer: int, added: Tensor) -> Tensor:
-        moved = steer(added.float(), self._vectors[layer], self._options.alpha or 0.0)
+    def _steer(self, vectors: Tensor, layer: int, added: Tensor) -> Tensor:
+        moved = steer(added.float(), vectors[layer], self.options.alpha or 0.0)
         return moved.to(added.dtype)
 
     @cached_property
@@ -280,8 +270,7 @@ class Destein(DecodingBaseline):
     @cached_property
     def _vectors(self) -> Tensor:
         """Directions from neutral to toxic text, (layers, hidden)."""
-        shape = len(self._heads.projections), self.engine.model.config.get_text_config().hidden_size
-        return self.artefact.tensor("directions", *shape).float().to(self.engine.device)
+        return self.artefact.tensors["directions"].float().to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -30,6 +30,16 @@ Strength = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
 Candidates = Annotated[int, Field(ge=1, le=10_000)]
 
 
+class ScaleOptions(Options):
+    """The options of systems whose strength is a multiple of their published effect."""
+
+    strength = "scale"
+
+    scale: Strength = Field(
+        default=1.0, description="Multiple of the effect: 0 is the model, 1 as published."
+    )
+
+
 @dataclass(frozen=True)
 class Generated:
     """One completion of a baseline, and its cost.
@@ -73,21 +83,8 @@ class Baseline(Protocol):
 
 # Defaults of a fit for models of up to 30 million parameters, and for larger models.
 _SMALL = 3e7
-_OF_SMALL = {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}
-_OF_LARGE = {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}
-
-
-@dataclass(frozen=True)
-class Training:
-    """`FitSettings` with all defaults filled in."""
-
-    steps: int
-    batch_size: int
-    learning_rate: float
-    rank: int
-    max_tokens: int
-    max_texts: int
-    seed: int
+_OF_SMALL: dict[str, Any] = {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}
+_OF_LARGE: dict[str, Any] = {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}
 
 
 class FitSettings(BaseModel):
@@ -131,6 +128,14 @@ class FitSettings(BaseModel):
     def training(self, model: nn.Module) -> Training:
         """Return these settings, with None replaced by the defaults for the size of `model`."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        defaults: dict[str, Any] = dict(_OF_SMALL if size <= _SMALL else _OF_LARGE)
-        chosen = {name: value for name, value in self if value is not None}
-        return Training(**{**defaults, **chosen})
+        defaults = _OF_SMALL if size <= _SMALL else _OF_LARGE
+        return Training(**{**defaults, **self.model_dump(exclude_none=True)})
+
+
+class Training(FitSettings):
+    """`FitSettings` with all defaults filled in."""
+
+    steps: int
+    learning_rate: float
+    rank: int
+    max_tokens: int

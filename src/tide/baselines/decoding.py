@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import cached_property, partial
@@ -16,9 +15,8 @@ from tide.baselines.base import Generated, Options
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
-from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines.base import Request
+from tide.engines.base import Piece, Request
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
@@ -26,44 +24,39 @@ from tide.engines.local.packed_weights import speed_up
 
 # Makes a lane, given the arguments of `SteeredLane`.
 MakeLane = Callable[..., SteeredLane]
-# What was written after a prompt: token ids, the finish reason, and the number of tokens read.
-Written = tuple[list[int], FinishReason, int]
 
 
 async def write_rows(
     reader: Reader,
     make_lane: MakeLane,
-    requests: Sequence[Request],
+    requests: Sequence[Request | TideError],
     texts: Sequence[str],
     stop_ids: Tensor,
     has_stopped: HasStopped,
     max_batch: int,
-    on_drawn: Callable[[int], None] | None = None,
-) -> list[Written | CompletionError]:
+    on_row: Callable[[], None] = lambda: None,
+) -> list[Piece | TideError]:
     """Complete the requests in a batch of their own, in the thread of the running event loop.
 
-    reader: the model whose tokens are drawn. texts: the prompts of the requests. on_drawn: called
-    with the number of tokens drawn since the last call. Raises an error that ends all rows.
+    reader: the model whose tokens are drawn. requests: an error stands for a prompt without a
+    request, and is returned in its place. texts: the prompts of the requests. on_row: called when
+    a request has been completed. Raises an error that ends all rows.
     """
     make_lane = partial(make_lane, hooks=reader.hooks)
     batch = Batch(reader.forward, stop_ids, has_stopped, max_batch=max_batch, make_lane=make_lane)
 
-    async def write(request: Request, text: str) -> Written | CompletionError:
+    async def write(request: Request | TideError, text: str) -> Piece | TideError:
+        if isinstance(request, TideError):
+            return request
         assert isinstance(request.prompt, Sequence)
         row = PromptRow(request, reader.embed(request.prompt), request.prompt, text=text)
-        read = 0
         try:
             async with aclosing(batch.write(row)) as pieces:
-                async for piece in pieces:
-                    read += piece.read_tokens or 0
-                    if on_drawn is not None:
-                        left = row.left if piece.finish_reason else 0
-                        on_drawn(len(piece.token_ids) + left)
-                    if piece.finish_reason is not None:
-                        return row.ids, piece.finish_reason, read
+                whole = await anext(pieces)  # as no request has `piece_tokens`
         except CompletionError as error:
             return error
-        raise AssertionError("a row ends with a finish reason or an error")
+        on_row()
+        return whole
 
     try:
         return await gather(map(write, requests, texts))
@@ -71,7 +64,7 @@ async def write_rows(
         batch.close()
 
 
-class DecodingBaseline(ABC):
+class DecodingBaseline:
     """Base of baselines that draw token by token, from scores that the rows' lane shifts.
 
     kind: name in the registry. learned: whether the baseline needs an artefact, which the static
@@ -104,8 +97,8 @@ class DecodingBaseline(ABC):
         if not isinstance(engine, TransformersEngine):
             raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")
         self.engine = engine
-        self._options = self.resolved_options(options)
-        self.name = self._options.spec(self.kind)
+        self.options = self.resolved_options(options)
+        self.name = self.options.spec(self.kind)
         if kind := self.artefact_kind():
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
 
@@ -116,7 +109,7 @@ class DecodingBaseline(ABC):
     def config(self) -> dict[str, Any]:
         return {
             "baseline": self.kind,
-            **self._options.model_dump(),
+            **self.options.model_dump(),
             "artefact": self.artefact.digest if self.artefact_kind() else None,
         }
 
@@ -124,19 +117,6 @@ class DecodingBaseline(ABC):
     def artefact_kind(cls) -> str:
         """Return the baseline whose artefact is needed, or "" for none."""
         return cls.reads or (cls.kind if cls.learned else "")
-
-    def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
-        """Load a copy of the fitted model, and add `strength` times the updates named `part`.
-
-        The fitted model is the engine's model or the artefact's `auxiliary` model.
-        """
-        info = self.artefact.info
-        name = info.get("auxiliary")
-        model = load_sibling(self.engine, name or self.engine.name)
-        if name and fingerprint(model) != info.get("auxiliary_fingerprint"):
-            raise InputError(f"baseline {self.kind}: was fitted on another version of {name!r}")
-        with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
-            return merge_updates(model, self.artefact.under(part), strength)
 
     def reader(self, model: Any, **options: Any) -> Reader:
         """Return a reader of the engine's model or of a model like it; options: see `Reader`."""
@@ -146,15 +126,32 @@ class DecodingBaseline(ABC):
         return reader
 
     def fitted_reader(self, part: str = "", strength: float = 1.0, **options: Any) -> Reader:
-        """Return a reader of `fitted_model`, which is loaded once for each `part`."""
+        """Return a reader of a copy of the fitted model, which is loaded once for each `part`.
+
+        The fitted model is the engine's model or the artefact's `auxiliary` model. `strength` times
+        the updates named `part` are added to it.
+        """
         if part not in self._fitted_models:
-            self._fitted_models[part] = self.fitted_model(part, strength)
-            speed_up(self._fitted_models[part])
+            self._fitted_models[part] = self._fitted_model(part, strength)
         return self.reader(self._fitted_models[part], **options)
 
     @cached_property
     def _fitted_models(self) -> dict[str, Any]:
         return {}
+
+    def _fitted_model(self, part: str, strength: float) -> Any:
+        info = self.artefact.info
+        name = info.get("auxiliary")
+        model = load_sibling(self.engine, name or self.engine.name)
+        if name and fingerprint(model) != info.get("auxiliary_fingerprint"):
+            raise InputError(f"baseline {self.kind}: was fitted on another version of {name!r}")
+        model = merge_updates(model, self.artefact.under(part), strength)
+        self.add_head(model)
+        speed_up(model.requires_grad_(False))
+        return model
+
+    def add_head(self, model: Any) -> None:
+        """Replace the output layer of a fitted model, if the baseline has learned another one."""
 
     def drawn_from(self) -> Reader:
         """Return the reader of the model whose tokens are drawn, by default the engine's model."""
@@ -168,43 +165,42 @@ class DecodingBaseline(ABC):
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated | TideError]:
         """See `Baseline.generate`."""
-        # 1. Tokenize; a prompt that cannot be used fails alone.
-        outcomes: dict[int, Generated | TideError] = {}
-        requests: dict[int, Request] = {}
-        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            try:
-                (ids,) = self.engine.tokenize([prompt])
-                request = Request(tuple(ids), sampling, seed)
-                self.engine.check(request)
-            except (InputError, CompletionError) as error:
-                outcomes[number] = error
-            else:
-                requests[number] = request
-
-        # 2. Write.
-        widest = max(self.fan_out, getattr(self._options, "candidates", 1))
+        requests = [
+            self._request(prompt, sampling, seed)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        widest = max(self.fan_out, getattr(self.options, "candidates", 1))
+        shift_first = getattr(self.options, "order", "shift-warp") == "shift-warp"
         with guarded(EngineError, f"baseline {self.name}: failed"):
-            reader, lanes = self.drawn_from(), self.lanes()
-            shift_first = getattr(self._options, "order", "shift-warp") == "shift-warp"
             written = self.engine.portal.run(
                 write_rows,
-                reader,
-                partial(lanes, shift_first=shift_first),
-                list(requests.values()),
-                [prompts[number] for number in requests],
+                self.drawn_from(),
+                partial(self.lanes(), baseline=self, shift_first=shift_first),
+                requests,
+                prompts,
                 self.engine.stop_ids,
                 self.engine.has_stopped,
                 max(1, self.engine.max_batch // widest),
             )
+            return [self._generated(outcome, sampling) for outcome in written]
 
-            # 3. Decode.
-            for number, row in zip(requests, written, strict=True):
-                if isinstance(row, CompletionError):
-                    outcomes[number] = row
-                    continue
-                completion = self.engine.completion(*row, sampling)
-                outcomes[number] = Generated(completion, 1, completion.read_tokens, 0)
-        return [outcomes[number] for number in range(len(prompts))]
+    def _request(self, prompt: str, sampling: Sampling, seed: int) -> Request | TideError:
+        """Return the request of a prompt, or the error of a prompt that cannot be used."""
+        try:
+            (ids,) = self.engine.tokenize([prompt])
+            request = Request(tuple(ids), sampling, seed)
+            self.engine.check(request)
+        except (InputError, CompletionError) as error:
+            return error
+        return request
+
+    def _generated(self, outcome: Piece | TideError, sampling: Sampling) -> Generated | TideError:
+        if isinstance(outcome, TideError):
+            return outcome
+        assert outcome.finish_reason is not None
+        ids, read = list(outcome.token_ids), outcome.read_tokens or 0
+        completion = self.engine.completion(ids, outcome.finish_reason, read, sampling)
+        return Generated(completion, 1, completion.read_tokens, 0)
 
     def close(self) -> None:
         """Free the auxiliary models, which the next call loads again; the engine stays open."""

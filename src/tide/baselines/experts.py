@@ -41,19 +41,18 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.artefacts import fit_width, merge_updates
-from tide.baselines.base import Options, Strength
+from tide.baselines.base import Options, ScaleOptions, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, of_kind
 from tide.baselines.lanes import MixedLane, Reader, SteeredLane
 from tide.baselines.rollouts import write
-from tide.baselines.training import fine_tune, perplexities, write_like
+from tide.baselines.training import fine_tune, perplexity, write_like
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
@@ -89,11 +88,11 @@ class Dexperts(DecodingBaseline):
     options_class = DexpertsOptions
     learned = True
     auxiliary = True
-    _options: DexpertsOptions
+    options: DexpertsOptions
 
     def lanes(self) -> MakeLane:
         readers = [self.fitted_reader(side) for side in ("expert", "anti")]
-        combined = partial(ensemble, alpha=self._options.alpha)
+        combined = partial(ensemble, alpha=self.options.alpha)
         return partial(MixedLane, readers=readers, combined=combined)
 
     @staticmethod
@@ -111,19 +110,13 @@ class Dexperts(DecodingBaseline):
         return Fitted(tensors, figures)
 
 
-class DaptOptions(Options):
-    strength = "scale"
-
-    scale: Strength = Field(default=1.0, description="Multiple of the learned update.")
-
-
 class Dapt(DecodingBaseline):
     """Adds `scale` times an update that was learned from non-toxic text (`tide fit dexperts`)."""
 
     kind = "dapt"
-    options_class = DaptOptions
+    options_class = ScaleOptions
     part, reads = "expert", "dexperts"
-    _options: DaptOptions
+    options: ScaleOptions
 
     def drawn_from(self) -> Reader:
         if auxiliary := self.artefact.info.get("auxiliary"):
@@ -132,7 +125,7 @@ class Dapt(DecodingBaseline):
                 f"{auxiliary!r}, and this baseline needs an update of the model itself; fit "
                 "without --auxiliary"
             )
-        return self.fitted_reader(self.part, self._options.scale)
+        return self.fitted_reader(self.part, self.options.scale)
 
 
 class ContrastiveOptions(Options):
@@ -154,10 +147,10 @@ class Contrastive(DecodingBaseline):
     kind = "contrastive"
     options_class = ContrastiveOptions
     reads = "dexperts"
-    _options: ContrastiveOptions
+    options: ContrastiveOptions
 
     def lanes(self) -> MakeLane:
-        coefficient = self._options.coefficient
+        coefficient = self.options.coefficient
         return partial(
             MixedLane,
             readers=[self.fitted_reader("anti")],
@@ -179,14 +172,19 @@ class Unidetox(Dapt):
         Figures: perplexity of held-out toxic and non-toxic texts, before and after.
         """
         _, held_out = task.texts()
-        kinds = (("toxic", True), ("other", False))
-        measured = {f"{name} perplexity": of_kind(held_out, toxic=toxic) for name, toxic in kinds}
-        before = perplexities(task, task.model, measured)
+        kinds = {"toxic": True, "other": False}
+        measured = {
+            name: task.tokenize(of_kind(held_out, toxic=toxic)) for name, toxic in kinds.items()
+        }
+        figures = {
+            f"{name} perplexity before": perplexity(task.model, ids)
+            for name, ids in measured.items()
+        }
         toxic = merge_updates(copy.deepcopy(task.model), write_like(task, toxic=True).tensors)
         distilled = _distilled(task, Reader(toxic))
         tuning = fine_tune(task, distilled, "distilled text")
-        after = perplexities(task, tuning.model, measured)
-        figures = {f"{name} before": figure for name, figure in before.items()} | after
+        for name, ids in measured.items():
+            figures[f"{name} perplexity"] = perplexity(tuning.model, ids)
         return Fitted(tuning.tensors(), figures)
 
 
@@ -239,9 +237,7 @@ def steered(scores: Tensor, expert: Tensor, alpha: float) -> Tensor:
 class SafeLane(SteeredLane):
     """The expert reads a row only until it has steered the row's first tokens."""
 
-    def __init__(self, *arguments: Any, alpha: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._alpha = alpha
+    baseline: SafeDecoding
 
     def shift(self, scores: Tensor) -> Tensor:
         expert = self.companions[0]
@@ -251,7 +247,7 @@ class SafeLane(SteeredLane):
         numbers = [number for number, row in enumerate(self.rows) if row in early]
         early_scores = scores[numbers]
         safe = fit_width(expert.stream.logits.float(), scores.shape[-1])
-        moved = steered(early_scores, safe, self._alpha)
+        moved = steered(early_scores, safe, self.baseline.options.alpha)
         moved = moved.masked_fill(early_scores == -torch.inf, -torch.inf)
         return scores.index_copy(0, torch.tensor(numbers, device=scores.device), moved)
 
@@ -267,8 +263,7 @@ class SafeDecoding(DecodingBaseline):
     kind = "safe-decoding"
     options_class = SafeDecodingOptions
     reads = "dexperts"
-    _options: SafeDecodingOptions
+    options: SafeDecodingOptions
 
     def lanes(self) -> MakeLane:
-        expert = self.fitted_reader("expert")
-        return partial(SafeLane, readers=[expert], alpha=self._options.alpha)
+        return partial(SafeLane, readers=[self.fitted_reader("expert")])

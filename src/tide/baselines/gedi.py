@@ -9,8 +9,8 @@ leaves a choice, this code follows the authors' code (salesforce/GeDi, `modeling
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -81,21 +81,13 @@ def with_code(
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
-# Maps a row to its prompt after each code word, with the positions where the texts begin.
-Coded = Callable[[Row], list[tuple[list[int], int]]]
-
-
 class GediLane(SteeredLane):
     """The class-conditional model reads the text after "clean" and after "dirty".
 
     likelihood: log-likelihoods of each row's text after the code words, (B, 2).
     """
 
-    def __init__(
-        self, *arguments: Any, coded: Coded, scale: float, omega: float, **options: Any
-    ) -> None:
-        self._coded, self._scale, self._omega = coded, scale, omega
-        super().__init__(*arguments, **options)
+    baseline: Gedi
 
     def clear(self) -> None:
         super().clear()
@@ -105,7 +97,7 @@ class GediLane(SteeredLane):
         self._next = torch.empty(0)
 
     def enter(self, rows: Sequence[Row]) -> None:
-        coded = [text for row in rows for text in self._coded(row)]
+        coded = [text for row in rows for text in self.baseline.coded(row)]
         losses = _text_losses(
             self.companions[0].reader.model,
             [ids for ids, _ in coded],
@@ -123,11 +115,12 @@ class GediLane(SteeredLane):
         logits = fit_width(self.companions[0].stream.logits.float(), scores.shape[-1])
         log_p = logits.log_softmax(dim=-1).view(len(scores), 2, -1)
         self._next = log_p + self._likelihood[..., None]
-        if self._omega == 0:
+        omega = self.baseline.options.omega
+        if omega == 0:
             return scores
         clean, dirty = self._next.unbind(dim=1)
         # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
-        return guide(scores, self._scale * (clean - dirty) / (self._counts + 1), self._omega)
+        return guide(scores, self.baseline.scale * (clean - dirty) / (self._counts + 1), omega)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         tokens, finite = super().draw()
@@ -150,22 +143,23 @@ class Gedi(DecodingBaseline):
     learned = True
     auxiliary = True
     fan_out = 2
-    _options: GediOptions
+    options: GediOptions
 
     def lanes(self) -> MakeLane:
-        codes = _codes(self.engine.tokenizer)
-        special = frozenset(self.engine.tokenizer.all_special_ids)
-
-        def coded(row: Row) -> list[tuple[list[int], int]]:
-            return [with_code(row.prompt_ids, code, special) for code in codes]
-
         reader = self.fitted_reader(
-            "lora", copies=2, prompts=lambda row: [ids for ids, _ in coded(row)]
+            "lora", copies=2, prompts=lambda row: [ids for ids, _ in self.coded(row)]
         )
-        scale = float(self.artefact.tensor("scale"))
-        return partial(
-            GediLane, readers=[reader], coded=coded, scale=scale, omega=self._options.omega
-        )
+        return partial(GediLane, readers=[reader])
+
+    @cached_property
+    def scale(self) -> float:
+        return float(self.artefact.tensors["scale"])
+
+    def coded(self, row: Row) -> list[tuple[list[int], int]]:
+        """Return the row's prompt after each code word, and the positions where the texts begin."""
+        tokenizer = self.engine.tokenizer
+        special = frozenset(tokenizer.all_special_ids)
+        return [with_code(row.prompt_ids, code, special) for code in _codes(tokenizer)]
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

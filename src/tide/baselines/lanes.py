@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tide.baselines.artefacts import fit_width
-from tide.core.errors import CompletionError, EngineError
+from tide.core.errors import CompletionError
 from tide.engines.local.batch import Lane, Row
 from tide.engines.local.stream import Forward, Stream
 
@@ -40,6 +40,7 @@ class PromptRow(Row):
     text: str = ""
 
 
+@dataclass(eq=False)
 class Reader:
     """A causal LM that reads the texts of rows.
 
@@ -48,19 +49,15 @@ class Reader:
     which the model is called. together: see `Stream`.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        copies: int = 1,
-        prompts: Callable[[Any], Sequence[Sequence[int]]] = lambda row: [row.prompt_ids],
-        front: Tensor | None = None,
-        hooks: Hooks = nullcontext,
-        together: bool = False,
-    ) -> None:
-        self.model, self.forward = model, Forward(model)
-        self.copies, self.prompts = copies, prompts
-        self.front, self.hooks, self.together = front, hooks, together
+    model: Any
+    copies: int = 1
+    prompts: Callable[[Any], Sequence[Sequence[int]]] = lambda row: [row.prompt_ids]
+    front: Tensor | None = None
+    hooks: Hooks = nullcontext
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        self.forward = Forward(self.model)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -133,8 +130,9 @@ class Companion:
 class SteeredLane(Lane):
     """A lane with `shift`, which subclasses override, and with models that read along.
 
-    shift_first: shift the logits before the warping instead of after it. hooks: a context in which
-    the lane's model is called. readers: models that read along, as `companions`.
+    baseline: the baseline that made the lane; None in a fit. shift_first: shift the logits before
+    the warping instead of after it. hooks: a context in which the lane's model is called. readers:
+    models that read along, as `companions`.
     """
 
     multiple = 1  # hooks and shifts see no dummy rows
@@ -144,10 +142,12 @@ class SteeredLane(Lane):
         forward: Forward,
         stop_ids: Tensor,
         *,
+        baseline: Any = None,
         shift_first: bool = False,
         hooks: Hooks = nullcontext,
         readers: Sequence[Reader] = (),
     ) -> None:
+        self.baseline = baseline
         self._shift_first, self.hooks = shift_first, hooks
         self.companions = [Companion(reader) for reader in readers]
         super().__init__(forward, stop_ids)
@@ -179,18 +179,10 @@ class SteeredLane(Lane):
     def draw(self) -> tuple[Tensor, Tensor]:
         scores = self.sampler.prepare(self.stream.logits)
         if self._shift_first:
-            scores = self.sampler.warp(self._shifted(scores))
+            scores = self.sampler.warp(self.shift(scores))
         else:
-            scores = self._shifted(self.sampler.warp(scores))
+            scores = self.shift(self.sampler.warp(scores))
         return self.sampler.draw(scores)
-
-    def _shifted(self, scores: Tensor) -> Tensor:
-        shifted = self.shift(scores)
-        if shifted.shape != scores.shape:  # it would draw the tokens of other columns
-            raise EngineError(
-                f"shift: returned shape {tuple(shifted.shape)}, not {tuple(scores.shape)}"
-            )
-        return shifted
 
     def advance(self, tokens: Tensor) -> None:
         for companion in self.companions:
@@ -234,28 +226,19 @@ class CandidateLane(SteeredLane):
     """Draws one of the likeliest tokens (candidates), which a stream reads before the draw.
 
     This stream is that of the companion, or else the lane's own. It goes on with the drawn token.
-    candidates: maximum number of candidates; tokens dropped by top-p or top-k are not candidates.
-    gains: called after the candidates were read, with their scores (B, K) and the stream's logits
-    (B * K, V); returns the values that are added to the scores.
+    The baseline's option `candidates` is the maximum number of candidates; tokens dropped by top-p
+    or top-k are not candidates. The baseline's method `gains` is called after the candidates were
+    read, with their scores (B, K) and the stream's logits (B * K, V); returns the values that are
+    added to the scores.
     """
-
-    def __init__(
-        self,
-        *arguments: Any,
-        candidates: int,
-        gains: Callable[[Tensor, Tensor], Tensor],
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self._candidates, self._gains = candidates, gains
-        self._ids = torch.empty(0)
 
     @property
     def _forked(self) -> Stream:
         return self.companions[0].stream if self.companions else self.stream
 
     def shift(self, scores: Tensor) -> Tensor:
-        left = (scores > -torch.inf).sum(dim=-1).clamp(1, min(self._candidates, scores.shape[-1]))
+        most = min(self.baseline.options.candidates, scores.shape[-1])
+        left = (scores > -torch.inf).sum(dim=-1).clamp(1, most)
         values, self._ids = scores.topk(int(left.max()), dim=-1)
         for row, count in zip(self.rows, left.tolist(), strict=True):
             row.read += count
@@ -263,7 +246,7 @@ class CandidateLane(SteeredLane):
         self._forked.select(numbers.tolist())
         with self.hooks():
             self._forked.advance(self._ids.flatten())
-        values = values + self._gains(values, self._forked.logits)
+        values = values + self.baseline.gains(values, self._forked.logits)
         return torch.full_like(scores, -torch.inf).scatter(-1, self._ids, values)
 
     def draw(self) -> tuple[Tensor, Tensor]:

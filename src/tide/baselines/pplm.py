@@ -26,7 +26,7 @@ from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
-from tide.baselines.training import before_end, classified, read, right_pad
+from tide.baselines.training import before_end, classified, hidden_states, right_pad
 from tide.engines.local.batch import Row
 from tide.engines.local.stream import Forward, token_positions
 
@@ -74,25 +74,16 @@ class PplmLane(SteeredLane):
     """Has two caches: one of the text so far, and a moved cache of all tokens but the last.
 
     The caches, which gradients flow through, are rebuilt at each token, so rows enter and leave
-    together. model: a copy of the engine's model that supports gradients. scale: factor of the
-    model's input embeddings, which is not 1 in Gemma. Only forward tokens are counted; a backward
-    pass takes about as long as two forward passes.
+    together. model: a copy of the engine's model that supports gradients. Only forward tokens are
+    counted; a backward pass takes about as long as two forward passes.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        model: Any,
-        scale: float,
-        classifier: tuple[Tensor, Tensor],
-        options: PplmOptions,
-        **more: Any,
-    ) -> None:
-        super().__init__(*arguments, **more)
+    baseline: Pplm
+
+    def __init__(self, *arguments: Any, model: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.as_group = True
-        self._options, self._classifier = options, classifier
-        self._forward = Forward(model)
-        self._table, self._scale = model.get_input_embeddings().weight, scale
+        self._forward, self._table = Forward(model), model.get_input_embeddings().weight
 
     def enter(self, rows: Sequence[Row]) -> None:
         super().enter(rows)
@@ -127,21 +118,22 @@ class PplmLane(SteeredLane):
         with torch.inference_mode(False):
             moved = self._moved()
         for row in self.rows:
-            row.read += 2 * self._options.iterations + 1
+            row.read += 2 * self.baseline.options.iterations + 1
         shifted = scores + _FUSE * (moved - self.stream.logits.float())
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
         """Move the cache and keep it for the next token; returns logits (B, V) with this cache."""
-        last, options = self._last[:, None], self._options
-        weight, bias = self._classifier
+        last, options = self._last[:, None], self.baseline.options
+        weight, bias = self.baseline.classifier
+        scale = self.baseline.engine.embedding_scale  # not 1 in Gemma
         count = self._mask.sum(dim=1)[:, None]
         for _ in range(options.iterations):
             past = [part.detach().requires_grad_() for part in self._past]
             with torch.enable_grad():
                 logits, hidden, _ = self._run(past, input_ids=last)
                 follows = logits.softmax(dim=-1)[:, : len(self._table)].to(self._table.dtype)
-                x = self._scale * (follows @ self._table)[:, None]
+                x = scale * (follows @ self._table)[:, None]
                 _, ahead, _ = self._run(self._unmoved_cache, ahead=1, inputs_embeds=x)
                 mean = (self._sum + hidden[:, -1].detach() + ahead[:, -1]) / (count + 1)
                 loss = objective(mean @ weight + bias, logits, self._logits)
@@ -171,18 +163,12 @@ class Pplm(DecodingBaseline):
     options_class = PplmOptions
     learned = True
     fan_out = 4  # a backward pass takes the memory of four sequences
-    _options: PplmOptions
+    options: PplmOptions
 
     def lanes(self) -> MakeLane:
-        if self._options.stepsize == 0:
+        if self.options.stepsize == 0:
             return super().lanes()
-        return partial(
-            PplmLane,
-            model=self._model,
-            scale=self.engine.embedding_scale,
-            classifier=self._classifier,
-            options=self._options,
-        )
+        return partial(PplmLane, model=self._model)
 
     @cached_property
     def _model(self) -> Any:
@@ -191,11 +177,9 @@ class Pplm(DecodingBaseline):
             return load_sibling(self.engine, self.engine.name)
 
     @cached_property
-    def _classifier(self) -> tuple[Tensor, Tensor]:
-        width = self.engine.model.get_input_embeddings().weight.shape[1]
-        with torch.inference_mode(False):
-            weight, bias = self.artefact.tensor("weight", width), self.artefact.tensor("bias", 1)
-            return weight.to(self.engine.device, copy=True), bias.to(self.engine.device, copy=True)
+    def classifier(self) -> tuple[Tensor, Tensor]:
+        device, tensors = self.engine.device, self.artefact.tensors
+        return tensors["weight"].to(device), tensors["bias"].to(device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -214,17 +198,14 @@ class Pplm(DecodingBaseline):
         bias = torch.from_numpy(regression.intercept_).float() - weight @ centre
         scores = _means(task, [text.text for text in held_out]) @ weight + bias
         tensors = {"weight": weight, "bias": bias}
-        return classified(tensors, held_out, scores.tolist(), toxic=False)
+        return classified(tensors, held_out, (-scores).tolist())
 
 
 def _means(task: FitTask, texts: Sequence[str]) -> Tensor:
     """Return the mean of each text's last hidden states, float32, (n, d)."""
 
-    @torch.inference_mode()
-    def of(rows: list[Sequence[int]]) -> list[Tensor]:
-        padded, lengths = right_pad(rows, task.model.device)
-        out = task.model(input_ids=padded, use_cache=False, output_hidden_states=True)
-        hidden = out.hidden_states[-1].float() * before_end(lengths, padded.shape[1])[..., None]
-        return list((hidden.sum(dim=1) / lengths[:, None]).cpu())
+    def mean(hidden: Tensor, lengths: Tensor) -> Tensor:
+        of_text = hidden.float() * before_end(lengths, hidden.shape[1])[..., None]
+        return of_text.sum(dim=1) / lengths[:, None]
 
-    return torch.stack(read(of, task.tokenize(texts)))
+    return hidden_states(task, texts, mean)

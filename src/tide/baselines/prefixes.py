@@ -36,12 +36,11 @@ are drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
@@ -52,7 +51,6 @@ from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import CandidateLane
 from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.training import Tuning, before_end, classified, logits_of, read, span, train
-from tide.engines.local.packed_weights import speed_up
 
 # The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
@@ -104,32 +102,18 @@ class Rad(DecodingBaseline):
     options_class = RadOptions
     learned = True
     auxiliary = True
-    _options: RadOptions
+    options: RadOptions
 
     def lanes(self) -> MakeLane:
-        def gains(scores: Tensor, outputs: Tensor) -> Tensor:
-            return self.gains(outputs[:, 0].float().view_as(scores), scores)
+        return partial(CandidateLane, readers=[self.fitted_reader("lora")])
 
-        return partial(
-            CandidateLane,
-            readers=[self.reader(self._reward_model)],
-            candidates=self._options.candidates,
-            gains=gains,
-        )
+    def add_head(self, model: Any) -> None:
+        _with_head(model).load_state_dict(self.artefact.under("head"))
 
-    def gains(self, outputs: Tensor, scores: Tensor) -> Tensor:
-        """Return values to add to candidates' `scores`, from the head `outputs`; (B, K)."""
-        return self._options.beta * rewards(outputs, scores, self._options.normalize)
-
-    @cached_property
-    def _reward_model(self) -> Any:
-        model = self.fitted_model("lora")
-        head = _with_head(model)
-        with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(self.artefact.tensor(f"head.{name}", *parameter.shape))
-        speed_up(model.requires_grad_(False))
-        return model
+    def gains(self, scores: Tensor, outputs: Tensor) -> Tensor:
+        """Return what to add to candidates' scores (B, K), from the head's outputs (B * K, 1)."""
+        toxicity = outputs.float().view_as(scores)
+        return self.options.beta * rewards(toxicity, scores, self.options.normalize)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -147,11 +131,11 @@ class Rad(DecodingBaseline):
             task.tokenize([text.text for text in held_out]),
             "reward model",
         )
-        figure = roc_auc_score([text.toxicity >= TOXIC for text in held_out], measured)
+        fitted = classified(tensors, held_out, measured)
         truth = torch.tensor([text.toxicity for text in held_out])
         error = float(((torch.tensor(measured) - truth) ** 2).mean())
-        figures = {"auc": figure, "squared error": error}
-        return Fitted(tensors, figures)
+        fitted.held_out["squared error"] = error
+        return fitted
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
@@ -223,10 +207,10 @@ class Fudge(Rad):
 
     kind = "fudge"
     options_class = FudgeOptions  # type: ignore[assignment]
-    _options: FudgeOptions  # type: ignore[assignment]
+    options: FudgeOptions  # type: ignore[assignment]
 
-    def gains(self, outputs: Tensor, scores: Tensor) -> Tensor:
-        return self._options.weight * logsigmoid(outputs)
+    def gains(self, scores: Tensor, outputs: Tensor) -> Tensor:
+        return self.options.weight * logsigmoid(outputs.float().view_as(scores))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -243,7 +227,7 @@ class Fudge(Rad):
             [0] * len(texts),
             task.tokenize([text.text for text in held_out]),
         )
-        return classified(tensors, held_out, logits, toxic=False)
+        return classified(tensors, held_out, [-logit for logit in logits])
 
 
 def fit_classifier(

@@ -16,10 +16,9 @@ from tide.baselines.decoding import MakeLane, write_rows
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
 from tide.core.concurrency import Portal
-from tide.core.errors import CompletionError, InputError
+from tide.core.errors import InputError, TideError
 from tide.core.settings import Sampling
 from tide.engines.base import Request
-from tide.engines.local.batch import LOOK_EVERY
 from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, close_scorer, is_nearly_empty, score_texts
 
@@ -75,15 +74,15 @@ def write(
     stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
     seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
     requests = [
-        Request(tuple(prompt), sampling, int(drawn), piece_tokens=LOOK_EVERY)
+        Request(tuple(prompt), sampling, int(drawn))
         for prompt, drawn in zip(prompts, seeds, strict=True)
     ]
-    tokens, total = 0, len(prompts) * sampling.max_new_tokens
+    done = 0
 
-    def on_drawn(count: int) -> None:
-        nonlocal tokens
-        tokens += count
-        task.progress("writing", tokens, total)
+    def on_row() -> None:
+        nonlocal done
+        done += 1
+        task.progress("writing", done, len(prompts))
 
     portal = Portal("tide fit")
     try:
@@ -96,16 +95,15 @@ def write(
             stop_ids,
             lambda ids, sampling: False,
             _BATCH,
-            on_drawn,
+            on_row,
         )
     finally:
         portal.close()
     continued = []
     for row in written:
-        if isinstance(row, CompletionError):
+        if isinstance(row, TideError):
             raise row
-        ids, reason, _ = row
-        continued.append([*ids, *stops] if reason == "stop" else ids)
+        continued.append([*row.token_ids, *(stops if row.finish_reason == "stop" else [])])
     return continued
 
 

@@ -10,9 +10,9 @@ the paper's formula. The code also labels a text as toxic if any rater called th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +26,7 @@ from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, by_any, by_half
 from tide.baselines.lanes import CandidateLane, Reader
-from tide.baselines.training import read, right_pad
-from tide.data.texts import LabelledText
+from tide.baselines.training import hidden_states
 
 
 class SasaOptions(Options):
@@ -61,7 +60,6 @@ class LastHidden:
 
     def __init__(self, model: Any) -> None:
         self._body, self.layer = model.base_model, model.get_output_embeddings()
-        self.width = int(self.layer.weight.shape[-1])
         self.value = torch.empty(0)
 
     @contextmanager
@@ -82,20 +80,19 @@ class Sasa(DecodingBaseline):
     kind = "sasa"
     options_class = SasaOptions
     learned = True
-    _options: SasaOptions
+    options: SasaOptions
 
     def drawn_from(self) -> Reader:
         return self.reader(self.engine.model, hooks=self._last_hidden.noted)
 
     def lanes(self) -> MakeLane:
-        options, classifier = self._options, self._classifier
+        return CandidateLane
 
-        def gains(scores: Tensor, _: Tensor) -> Tensor:
-            hidden = self._last_hidden.value[:, -1].float()
-            margin = margins(hidden, *classifier).view_as(scores)
-            return options.beta * shifts(margin, scores, options.normalize)
-
-        return partial(CandidateLane, candidates=options.candidates, gains=gains)
+    def gains(self, scores: Tensor, _: Tensor) -> Tensor:
+        """Return values to add to candidates' `scores`, (B, K)."""
+        hidden = self._last_hidden.value[:, -1].float()
+        margin = margins(hidden, *self._classifier).view_as(scores)
+        return self.options.beta * shifts(margin, scores, self.options.normalize)
 
     @cached_property
     def _last_hidden(self) -> LastHidden:
@@ -103,11 +100,9 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
-        weight, midpoint = (
-            self.artefact.tensor(f"{self._options.labels}.{name}", self._last_hidden.width)
-            for name in ("weight", "midpoint")
-        )
-        return weight.to(self.engine.device), midpoint.to(self.engine.device)
+        classifier = self.artefact.under(self.options.labels)
+        device = self.engine.device
+        return classifier["weight"].to(device), classifier["midpoint"].to(device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -124,30 +119,16 @@ class Sasa(DecodingBaseline):
             clean, measured = (
                 np.array([not kind(text.toxicity) for text in rows]) for rows in (train, held_out)
             )
-            hidden = _hidden_states(task, train)
+            hidden = hidden_states(task, [text.text for text in train], _at_the_end).numpy()
             fisher = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(hidden, clean)
             weight = torch.from_numpy(fisher.coef_[0])
             weight = (weight / weight.norm()).float()
             midpoint = torch.from_numpy(fisher.means_.mean(axis=0)).float()
-            seen = torch.from_numpy(_hidden_states(task, held_out)).float()
+            seen = hidden_states(task, [text.text for text in held_out], _at_the_end).float()
             tensors |= {f"{labels}.weight": weight, f"{labels}.midpoint": midpoint}
             figures[name] = roc_auc_score(measured, margins(seen, weight, midpoint).tolist())
         return Fitted(tensors, figures)
 
 
-@torch.inference_mode()
-def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
-    """Return the last hidden state at the last token of each text, float64, (n, d)."""
-    ids = task.tokenize([text.text for text in texts])
-    last, done = LastHidden(task.model), 0
-
-    def at_the_end(rows: list[Sequence[int]]) -> Any:
-        nonlocal done
-        padded, lengths = right_pad(rows, task.model.device)
-        task.model(input_ids=padded, use_cache=False)
-        done += len(padded)
-        task.progress("reading texts", done, len(ids))
-        return last.value[torch.arange(len(padded)), lengths - 1].double().cpu().numpy()
-
-    with last.noted():
-        return np.stack(read(at_the_end, ids))
+def _at_the_end(hidden: Tensor, lengths: Tensor) -> Tensor:
+    return hidden[torch.arange(len(hidden)), lengths - 1].double()

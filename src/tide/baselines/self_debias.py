@@ -7,7 +7,6 @@ A token whose probability rises after "The following text contains ..." is made 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 from torch import Tensor
@@ -53,13 +52,10 @@ class SelfDebias(DecodingBaseline):
     kind = "self-debias"
     options_class = SelfDebiasOptions
     prefixes, fan_out = PREFIXES, len(PREFIXES)
-    _options: SelfDebiasOptions
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "prefixes": list(self.prefixes)}
+    options: SelfDebiasOptions
 
     def lanes(self) -> MakeLane:
-        decay, tokenize = self._options.decay, self.engine.tokenize
+        decay, tokenize = self.options.decay, self.engine.tokenize
 
         def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
             unprefixed = base.softmax(-1)

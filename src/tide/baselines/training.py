@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,17 +30,10 @@ _T = TypeVar("_T")
 
 
 def classified(
-    tensors: dict[str, Tensor],
-    texts: Sequence[LabelledText],
-    scores: Sequence[float],
-    *,
-    toxic: bool = True,
+    tensors: dict[str, Tensor], texts: Sequence[LabelledText], scores: Sequence[float]
 ) -> Fitted:
-    """Return a `Fitted` with the AUC of a classifier's scores of held-out texts.
-
-    toxic: whether toxic texts should score above the others, or below.
-    """
-    figure = roc_auc_score([(text.toxicity >= TOXIC) == toxic for text in texts], scores)
+    """Return a `Fitted` with the AUC of a classifier's scores, which are high for toxic texts."""
+    figure = roc_auc_score([text.toxicity >= TOXIC for text in texts], scores)
     return Fitted(tensors, {"auc": figure})
 
 
@@ -86,6 +79,23 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
         cut = [chunk[i : i + size] for chunk in ordered for i in range(0, len(chunk), size)]
         for i in generator.permutation(len(cut)):
             yield [int(row) for row in cut[i]]
+
+
+def hidden_states(
+    task: FitTask, texts: Sequence[str], pooled: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return `pooled` of each text's last hidden states, (n, d), on the CPU.
+
+    pooled: maps right-padded hidden states (B, T, d) and the texts' lengths (B,) to (B, d).
+    """
+
+    @torch.inference_mode()
+    def of(rows: list[Sequence[int]]) -> list[Tensor]:
+        padded, lengths = right_pad(rows, task.model.device)
+        hidden = task.model.base_model(input_ids=padded, use_cache=False)[0]
+        return list(pooled(hidden, lengths).cpu())
+
+    return torch.stack(read(of, task.tokenize(texts)))
 
 
 def read(
@@ -175,13 +185,6 @@ class Tuning:
         return {f"{prefix}{name}": tensor.detach().half() for name, tensor in state.items()}
 
 
-def perplexities(
-    task: FitTask, model: Any, texts: Mapping[str, Sequence[str]], *, end: bool = False
-) -> dict[str, float]:
-    """Return the perplexity of each group of texts; end: see `FitTask.tokenize`."""
-    return {name: perplexity(model, task.tokenize(rows, end=end)) for name, rows in texts.items()}
-
-
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     """Return exp of the mean -log p per token, over all texts of at least two tokens."""
@@ -212,22 +215,14 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], title: str) -> Tuning
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     """Train updates on toxic or non-toxic text; restores the task's model afterwards.
 
-    Figures: perplexity of held-out text of this kind and of the other kind, before and after. The
-    baselines of one `tide fit` share the result.
+    Figures: perplexity of held-out text of this kind, before and after.
     """
-    if toxic in task.learned:
-        return task.learned[toxic]
     rows, held_out = task.texts()
     ids = [row for row in task.tokenize(of_kind(rows, toxic=toxic), end=True) if len(row) > 1]
-    measured = {
-        "perplexity": of_kind(held_out, toxic=toxic),
-        "perplexity of the other kind": of_kind(held_out, toxic=not toxic),
-    }
-    before = perplexities(task, task.model, measured, end=True)
-    title = "toxic text" if toxic else "non-toxic text"
-    tuning = fine_tune(task, ids, title)
-    figures = {f"{name} before": figure for name, figure in before.items()}
-    figures |= perplexities(task, tuning.model, measured, end=True)
-    task.learned[toxic] = Fitted(tuning.tensors(), figures)
+    measured = task.tokenize(of_kind(held_out, toxic=toxic), end=True)
+    before = perplexity(task.model, measured)
+    tuning = fine_tune(task, ids, "toxic text" if toxic else "non-toxic text")
+    figures = {"perplexity before": before, "perplexity": perplexity(tuning.model, measured)}
+    fitted = Fitted(tuning.tensors(), figures)
     tuning.model.unload()
-    return task.learned[toxic]
+    return fitted

@@ -29,32 +29,23 @@ here the size of the hidden layer is the LoRA rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.artefacts import Head
-from tide.baselines.base import Options, Strength
+from tide.baselines.base import ScaleOptions
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import MixedLane, Reader
 from tide.baselines.rollouts import Rollout, beginnings, held_out, judged, roll_out
 from tide.baselines.training import Tuning, logits_of, read, right_pad, span, train
-from tide.core.errors import InputError, guarded
-from tide.engines.local.packed_weights import speed_up
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06
-
-
-class QuarkOptions(Options):
-    strength = "scale"
-
-    scale: Strength = Field(default=1.0, description="0 is the original, 1 the trained model.")
 
 
 def fifths(toxicity: list[float]) -> list[int]:
@@ -82,16 +73,16 @@ class Quark(DecodingBaseline):
     """Draws from a model trained on its own texts, after the code of the least toxic fifth."""
 
     kind = "quark"
-    options_class = QuarkOptions
+    options_class = ScaleOptions
     learned = True
     scored = True
-    _options: QuarkOptions
+    options: ScaleOptions
 
     def drawn_from(self) -> Reader:
-        return self._trained() if self._options.scale == 1 else super().drawn_from()
+        return self._trained() if self.options.scale == 1 else super().drawn_from()
 
     def lanes(self) -> MakeLane:
-        scale = self._options.scale
+        scale = self.options.scale
         if scale == 1:
             return super().lanes()
         return partial(
@@ -101,9 +92,7 @@ class Quark(DecodingBaseline):
         )
 
     def _trained(self) -> Reader:
-        width = self.engine.model.get_input_embeddings().weight.shape[1]
-        best = self.artefact.tensor("codes", _FIFTHS, width)[:1]
-        return self.fitted_reader("lora", front=best)
+        return self.fitted_reader("lora", front=self.artefact.tensors["codes"][:1])
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
@@ -157,12 +146,6 @@ _FLOOR = 1e-7  # minimum cap
 _EPSILON = 0.1  # subtracted from Q
 
 
-class RectificationOptions(Options):
-    strength = "scale"
-
-    scale: Strength = Field(default=1.0, description="Multiple of Q - 0.1; 1 in the paper.")
-
-
 def rectified(scores: Tensor, q: Tensor, scale: float) -> Tensor:
     """Cap every probability of `scores` at 1 + scale (q - 0.1); all (B, V)."""
     caps = (1 + scale * (q - _EPSILON)).clamp(_FLOOR, 1).log()
@@ -191,26 +174,22 @@ class Rectification(DecodingBaseline):
     """Caps the probability of tokens after which the text is likely to become toxic."""
 
     kind = "rectification"
-    options_class = RectificationOptions
+    options_class = ScaleOptions
     learned = True
     scored = True
-    _options: RectificationOptions
+    options: ScaleOptions
 
     def lanes(self) -> MakeLane:
-        scale = self._options.scale
+        scale = self.options.scale
         return partial(
             MixedLane,
-            readers=[self.reader(self._q_model)],
+            readers=[self.fitted_reader("lora")],
             combined=lambda scores, _, q: rectified(scores, q, scale),
         )
 
-    @cached_property
-    def _q_model(self) -> Any:
-        model, parts = self.fitted_model("lora"), self.artefact.under("head")
-        with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
-            with_q_head(model, len(parts["0.weight"])).load_state_dict(parts)
-        speed_up(model.requires_grad_(False))
-        return model
+    def add_head(self, model: Any) -> None:
+        parts = self.artefact.under("head")
+        with_q_head(model, len(parts["0.weight"])).load_state_dict(parts)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -12,8 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property, partial
-from hashlib import blake2b
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted, of_kind
 from tide.baselines.lanes import SteeredLane
-from tide.core.errors import InputError, guarded
 
 _WORDS = 400  # number of banned words, the worst ones
 # Added to each count, so that rare words do not rank first.
@@ -67,20 +65,17 @@ def sequences(tokenizer: Any, word: str) -> list[list[int]]:
 
 
 class FilteredLane(SteeredLane):
-    """Subtracts `penalty` from the scores of tokens that complete a banned word."""
+    """Subtracts the penalty from the scores of tokens that complete a banned word."""
 
-    def __init__(self, *arguments: Any, banned: Banned, penalty: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._banned, self._penalty = banned, penalty
-        self._longest = max(map(len, banned), default=0)
+    baseline: WordFilter
 
     def shift(self, scores: Tensor) -> Tensor:
         penalties = torch.zeros_like(scores)
         for number, row in enumerate(self.rows):
             text = (*row.prompt_ids, *row.ids)
-            for length in range(min(self._longest, len(text)) + 1):
-                ends = self._banned.get(text[len(text) - length :], [])
-                penalties[number, ends] = self._penalty
+            for length in range(min(self.baseline.longest, len(text)) + 1):
+                ends = self.baseline.banned.get(text[len(text) - length :], [])
+                penalties[number, ends] = self.baseline.options.penalty
         return scores - penalties
 
 
@@ -90,20 +85,19 @@ class WordFilter(DecodingBaseline):
     kind = "word-filter"
     options_class = WordFilterOptions
     learned = True
-    _options: WordFilterOptions
-
-    def config(self) -> dict[str, Any]:
-        listed = repr(sorted(self._banned.items())).encode()
-        return {**super().config(), "banned": blake2b(listed, digest_size=8).hexdigest()}
+    options: WordFilterOptions
 
     def lanes(self) -> MakeLane:
-        return partial(FilteredLane, banned=self._banned, penalty=self._options.penalty)
+        return FilteredLane
 
     @cached_property
-    def _banned(self) -> Banned:
-        with guarded(InputError, "baseline word-filter: its artefact holds no words"):
-            learned = self.artefact.tensors
-            rows = learned["ids"][learned["words"] < _WORDS].tolist()
+    def longest(self) -> int:
+        return max(map(len, self.banned), default=0)
+
+    @cached_property
+    def banned(self) -> Banned:
+        learned = self.artefact.tensors
+        rows = learned["ids"][learned["words"] < _WORDS].tolist()
         banned: Banned = {}
         for row in rows:
             *beginning, end = (token for token in row if token != -1)

@@ -102,7 +102,6 @@ class Strategy(ABC):
         self.problem = problem
         self.settings = settings
         self.options = self.options_class() if options is None else options
-        self.done = False
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content
         self._still = float(problem.x0[still & ~problem.movable].norm())
@@ -120,7 +119,7 @@ class Strategy(ABC):
         self._scores: list[float] = []
         self._accepted: int | None = None
         self._search = self._begin()
-        self._pending: Sequence[Candidate] | None = next(self._search)
+        self._pending: Sequence[Candidate] = next(self._search)
 
     @abstractmethod
     def steps(self, start: Point) -> Steps:
@@ -135,27 +134,23 @@ class Strategy(ABC):
         yield from self.accept([start])
         yield from self.steps(start)
 
+    @property
+    def done(self) -> bool:
+        """Whether the search has ended: with `steps`, or by an empty request (see `accept`)."""
+        return not self._pending
+
     def ask(self) -> Sequence[Candidate]:
-        """Return the next candidates. Raises RuntimeError if the search is done."""
-        if self._pending is None:
-            raise RuntimeError("the search is done; there is nothing left to ask")
+        """Return the next candidates; none if the search is done."""
         return self._pending
 
     def tell(self, values: Sequence[float]) -> None:
-        """Receive the validated scores of the last candidates, in their order.
-
-        Raises ValueError for a wrong number of values.
-        """
-        expected = len(self._pending or ())
-        if expected == 0 or len(values) != expected:
-            raise ValueError(f"tell: expected {expected} values, got {len(values)}")
+        """Receive the validated scores of the last candidates, in their order."""
         self._scores.extend(values)
         try:
             self._pending = self._search.send(list(values))
         except StopIteration:
-            self._pending = None
-        if not self._pending:  # an empty request ends the search: see `accept` and `evaluate`
-            self._pending, self.done = None, True
+            self._pending = ()
+        if self.done:
             self.iterations = min(self.iterations, self.max_iterations)
 
     @property
@@ -170,9 +165,6 @@ class Strategy(ABC):
         return min(range(len(self._scores)), key=self._scores.__getitem__)
 
     # Methods for subclasses. `x` holds only the movable rows: float32, shape (movable, d).
-
-    def passes(self, score: float) -> bool:
-        return self.settings.passes(score)
 
     def evaluate(
         self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
@@ -214,10 +206,10 @@ class Strategy(ABC):
         Accepting ends the search, so this method returns only if nothing was accepted.
         """
         for point in points:
-            if not self.passes(point.score):
+            if not self.settings.passes(point.score):
                 continue
             for number in point.evaluations:
-                if self.passes(self._scores[number]):
+                if self.settings.passes(self._scores[number]):
                     self._accepted = number
                     yield ()  # `tell` ends the search here and never resumes this generator
 
