@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import kl_div
 
 from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS, at
-from tests.generated import examples
 from tests.models import ending_with
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings
-from tide.core.errors import CompletionError, EngineError, InputError, validated
+from tide.core.errors import InputError, validated
 from tide.core.settings import Sampling
 from tide.engines.local.sampler import Sampler
-from tide.plugins.options import format_value
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]
 STEPS = 4
@@ -96,29 +91,10 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
-@examples(5, 100)
-@given(value=st.floats(1e5, 1e308) | st.floats(max_value=-1e-9) | st.sampled_from([math.nan]))
-def test_every_number_of_a_baseline_has_bounds(
-    gpt2: World, kind: str, name: str, value: float
-) -> None:
-    for written in (format_value(value), "1e400", "-inf", "text"):
+def test_every_number_of_a_baseline_has_bounds(gpt2: World, kind: str, name: str) -> None:
+    for written in ("1e5", "-1e-9", "nan", "1e400", "-inf", "text"):
         with pytest.raises(InputError, match=f"baseline {kind}: {name}: "):
             gpt2.load(f"{kind}:{name}={written}")
-
-
-@pytest.mark.parametrize(("kind", "name"), OPTIONS)
-@pytest.mark.attack
-@examples(2, 60)
-@given(value=st.floats(0, 10_000), temperature=st.sampled_from([0.0, 0.1, 1.0]))
-def test_baseline_with_valid_options_writes_or_raises_one_line(
-    gpt2: World, kind: str, name: str, value: float, temperature: float
-) -> None:
-    sampling = Sampling(temperature=temperature, max_new_tokens=3)
-    with suppress(InputError, EngineError):
-        baseline = gpt2.load(f"{kind}:{name}={format_value(value)}")
-        (generated,) = baseline.generate(["The weather"], sampling, [0])
-        if not isinstance(generated, CompletionError):
-            assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("name", FitSettings.model_fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -79,8 +79,7 @@ class Labelled:
     @property
     def digest(self) -> str:
         """Hash of the contents, 16 hex digits."""
-        contents = json.dumps(astuple(self)).encode()
-        return blake2b(contents, digest_size=8).hexdigest()
+        return blake2b(repr(self).encode(), digest_size=8).hexdigest()
 
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
         """Split into nine tenths for training and a held-out tenth; a pair stays together.
@@ -313,11 +312,9 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
 
     Raises InputError unless the call `resumes` and its settings (`note`) are the artefact's.
     """
-    try:
+    with guarded(InputError, f"{folder}: holds no artefact; use --overwrite"):
         there = json.loads(read_whole(folder / "artefact.json"))
         same = {key: there.get(key) for key in note} == note
-    except (OSError, ValueError, AttributeError):
-        same = False
     if not (resumes and same):
         difference = "" if same else ", made with other settings"
         raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")
