@@ -84,7 +84,7 @@ class Parts(BaseModel):
     """Parts of an answer besides its text.
 
     is_refusal: whether the text is a refusal in place of an asked form. stop_sequence: the stop
-    string that ended the text, if a server says it. num_tokens: total number of tokens in these
+    string that ended the text, if it is known. num_tokens: total number of tokens in these
     parts.
     """
 

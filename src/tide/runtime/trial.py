@@ -62,8 +62,8 @@ class Effort:
     """Evaluations of a trial and their cost.
 
     generated_tokens: includes tokens cut off later. read_tokens: 0 for a search, in which every
-    evaluation reads the whole prompt. usage, stop_sequence: what a server says of the last answer;
-    see `Trial` and `Parts`.
+    evaluation reads the whole prompt. usage: what a server says of the last answer; see
+    `Trial`. stop_sequence: the stop string that ended the last answer, if it is known.
     """
 
     trace: list[ScoredCompletion] = field(default_factory=list)
@@ -139,7 +139,8 @@ def trial_of(
     that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
-    parts = parts or Parts(stop_sequence=effort.stop_sequence)
+    stop_sequence = {"stop_sequence": effort.stop_sequence}
+    parts = (parts or Parts()).model_copy(update=stop_sequence)
     if not passed and settings.on_unresolved == "raise":
         raise UnresolvedError(
             f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from tide.core.results import FinishReason
 from tide.core.text import (
     LEAST,
     MOST,
@@ -283,17 +282,21 @@ async def written(
             effort.read_tokens += piece.read_tokens or 0
             effort.usage, effort.stop_sequence = piece.usage, piece.parts.stop_sequence
             (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
-            reason = _stopped(watch, settled) or piece.finish_reason
-            yield piece if reason == piece.finish_reason else replace(piece, finish_reason=reason)
-            if reason is not None:
+            stop = _stopped(watch, settled)
+            if stop is not None:
+                effort.stop_sequence = stop
+                yield replace(piece, finish_reason="stop")
+                return
+            yield piece
+            if piece.finish_reason is not None:
                 return
             settled += max(word_starts(watch.texts[settled:]), default=0)
             if len(watch.texts) - settled > _LONGEST_WORD:
                 settled = last_whole(watch.texts)
 
 
-def _stopped(watch: Watch, settled: int) -> FinishReason | None:
-    """Cut the answer before its first stop string; return "stop" if there is a stop string.
+def _stopped(watch: Watch, settled: int) -> str | None:
+    """Cut the answer before its first stop string, and return that string.
 
     settled: number of tokens whose texts were searched before.
     """
@@ -301,11 +304,13 @@ def _stopped(watch: Watch, settled: int) -> FinishReason | None:
     if not stop:
         return None
     start = start_before(texts, settled, max(map(len, stop)))
-    end = watch.acceptance.settings.stop_in("".join(texts[start:]))
+    text = "".join(texts[start:])
+    end = watch.acceptance.settings.stop_in(text)
     if end is None:
         return None
+    found = next(string for string in stop if text.startswith(string, end))
     end += len("".join(texts[:start]))
     # Passed text stays. The cut may shorten the last token's text.
     texts[:] = cut(texts, max(end, len("".join(texts[: watch.passed]))))
     del watch.ids[len(texts) :]
-    return "stop"
+    return found
