@@ -256,9 +256,3 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem: str) -> None:
     with Words() as engine, pytest.raises(CompletionError, match=problem):
         completed(engine, [prompt], OWN)
-
-
-def test_an_engine_in_the_place_of_a_name_is_told_where_it_belongs() -> None:
-    engine: Any = scripted_engine()
-    with pytest.raises(InputError, match=r"^engine: must be a name, .*; pass an engine object"):
-        load_engine(engine, "pocket")

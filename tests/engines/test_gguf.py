@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -222,16 +221,13 @@ def test_a_package_that_is_missing_is_named_with_its_install_line(
         source_of(name)
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_package_is_joined_and_checked(
-    damaged: bool, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_package_are_joined(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = file.read_bytes()
     parts = {"one": whole[:5000], "two": whole[5000:]}
     folder = file.parent / "packages"
     folder.mkdir()
     for name, part in parts.items():
-        (folder / f"{name}.gguf.part").write_bytes(part[:-1] + b"?" if damaged else part)
+        (folder / f"{name}.gguf.part").write_bytes(part)
 
     def installed(name: str) -> Any:
         path = folder / f"{name}.gguf.part"
@@ -243,10 +239,5 @@ def test_a_package_is_joined_and_checked(
         )
 
     monkeypatch.setattr("tide.engines.gguf_files.distribution", installed)
-    package = Package(tuple(parts), hashlib.sha256(whole).hexdigest(), "pip install small")
-    monkeypatch.setitem(PACKAGES, "smollm2", package)
-    if damaged:
-        with pytest.raises(EngineError, match=r"model smollm2: .*damaged; install its package"):
-            source_of("smollm2")
-    else:
-        assert Path(source_of("smollm2"), "model.safetensors").stat().st_size > len(whole) / 2
+    monkeypatch.setitem(PACKAGES, "smollm2", Package(tuple(parts), "pip install small"))
+    assert Path(source_of("smollm2"), "model.safetensors").stat().st_size > len(whole) / 2

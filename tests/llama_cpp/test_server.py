@@ -149,13 +149,4 @@ def test_the_gateway(both: Both, prompts: list[str]) -> None:
     )  # fmt: skip
     with serving(*command) as gateway:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-        done = client.completions.create(model="safe", prompt="The weather today is", max_tokens=9)
-        assert done.choices[0].finish_reason in ("length", "stop")
         assert_repaired(client, prompts[:20])
-        stream = client.chat.completions.create(
-            model="safe",
-            messages=[{"role": "user", "content": "How was your day?"}],
-            max_tokens=40,
-            stream=True,
-        )
-        assert list(stream)[-1].choices[0].finish_reason

@@ -96,19 +96,6 @@ def test_sampled_toxicity_has_the_same_distribution(
     assert ks_2samp(*scores).pvalue > 0.01
 
 
-def test_a_seed_draws_the_same_again_and_shares_noise(
-    engine: Engine, local: TransformersEngine, prompts: list[str]
-) -> None:
-    (x,) = local.embed(prompts[:1])
-    sampling = Sampling(temperature=1.0)
-    first, same, other = completed(engine, [x] * 3, sampling, [1, 1, 2])
-    assert first == same
-    assert first != other
-    many = local.embed(prompts[:9])
-    among = completed(engine, [*many, x], sampling, [*range(50, 59), 1])
-    assert among[-1] == first
-
-
 def test_a_row_is_written_alone_as_in_mixed_company(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from benchmarks.writing import completed
 
+from tests.server.running import wait_until
 from tests.vllm.servers import cpu_environment
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
@@ -51,13 +52,6 @@ def under_way(engine: VllmEngine) -> int:
     dropped = engine.portal.run(engine._engine.reset_prefix_cache)
     unfinished: int = engine._engine.get_num_unfinished_requests()
     return unfinished + (not dropped)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_pieces_come_while_others_are_written(

@@ -212,15 +212,6 @@ def test_lowest_priority_number_enters_first(small: TransformersEngine) -> None:
     assert len(sizes) <= 12
 
 
-def test_waiting_rows_take_the_places_of_ended_rows(small: TransformersEngine) -> None:
-    """One long row and many short ones."""
-    requests = [Request([5, 6], greedy(30)), *(Request([7, 8], greedy(5)) for _ in range(12))]
-    with steps_of(small) as sizes:
-        asyncio.run(small.complete(requests))
-    assert len(sizes) <= 32
-    assert max(sizes) == 4
-
-
 def test_late_row_joins_running_rows(engine: TransformersEngine) -> None:
     async def run() -> int:
         clock = Clock()

@@ -95,20 +95,6 @@ def test_least_lengths_and_penalties_as_generate_from_embeddings(
             assert completions != written(ending, greedy())
 
 
-def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
-    """`generate` leaves the stop string in the text; our text ends before it."""
-    wholes = [completion.text for completion in written(engine, greedy())]
-    for whole in wholes:
-        stop = whole[len(whole) // 2 :][:3]
-        if not stop or "\ufffd" in stop:
-            continue
-        stopped = written(engine, greedy(stop=(stop,)))
-        for x, completion in zip(engine.embed(PROMPTS), stopped, strict=True):
-            inputs = {"inputs_embeds": x[None]}
-            ids = generated(engine, inputs, stop_strings=[stop], tokenizer=engine.tokenizer)
-            assert completion.text == engine.texts([ids])[0].partition(stop)[0]
-
-
 def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: TransformersEngine) -> None:
     (whole,) = written(pocket, greedy(min_new_tokens=LENGTH), PROMPTS[1:2])
     ids = whole.token_ids

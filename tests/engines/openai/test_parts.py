@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import Events, TextServer
-from tests.fakes import RudeScorer
 from tests.scripted_engine import ScriptedEngine
-from tide import Detoxifier
 from tide.core.chat import Chat, Parts
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling, Settings
@@ -237,13 +234,3 @@ def test_other_engines_do_not_separate_them_from_the_text(settings: dict[str, An
     (field,) = settings
     with ScriptedEngine(lambda x, seed: "") as engine, pytest.raises(InputError, match=f"^{field}"):
         engine.check_sampling(Settings.model_validate(settings))
-
-
-def test_escapes_are_resolved_in_the_form_that_server_fields_ask_for(
-    text_engine: OpenAIEngine, upstream: TextServer
-) -> None:
-    upstream.message = lambda body: WIRES["vLLM"](Said(r'{"a": "\u0064ull"}'))
-    fields = json.dumps({"guided_json": {"type": "object"}})
-    settings: dict[str, Any] = {"strategy": "backtrack", "toxicity_threshold": 0.5}
-    detox = Detoxifier(text_engine, scorer=RudeScorer("dull"), server_fields=fields, **settings)
-    assert not detox.chat([USER]).accepted
