@@ -112,7 +112,7 @@ def test_stream_refuses_several_trials_and_long_answers(way: str) -> None:
         _, error = streamed(story(never), way, **changes)
         assert isinstance(error, InputError)
     _, error = streamed(story(never), way, max_new_tokens=126)
-    assert "exceed the model's context of 128" in str(error)
+    assert "maximum context length is 128 tokens" in str(error)
 
 
 class Stalling(Storyteller):

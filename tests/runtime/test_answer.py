@@ -225,7 +225,9 @@ def test_a_prompt_with_too_many_characters_is_refused_before_it_is_tokenised(
     monkeypatch.setattr(engine, "_encode", lambda text: tokenized.append(text) or encode(text))
     detox = Detoxifier(engine, scorer=ReadingScorer())
     results = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0]]))
-    assert "do not fit into the model's context of 64" in str(results[0])
+    assert "maximum context length is 64 tokens, and these are 1040000 characters" in str(
+        results[0]
+    )
     assert results[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert tokenized == [PROMPTS[0]]
 

@@ -186,6 +186,9 @@ def test_a_toxic_prompt_is_refused_where_that_is_asked(stream: bool) -> None:
     with running(refuse_prompt_above=0.9) as server:
         refused = server.ask("toxicity 0.95 of its own", stream=stream)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_filter")
+        # Litellm raises its ContentPolicyViolationError for these words.
+        words = "request was rejected as a result of the safety system"
+        assert words in refused.json()["error"]["message"]
         assert server.metric('tide_completions_total{outcome="prompt_refused"}') == 1
         assert server.ask(stream=stream).status_code == 200
 

@@ -279,7 +279,10 @@ def test_a_bad_request_is_read_to_its_first_faults(
 
 def test_what_is_too_long_or_too_much_is_refused(server: Running) -> None:
     long = server.ask("x " * 129).json()["error"]
-    assert "context of 128; shorten the prompt or lower max_tokens" in long["message"]
+    # Clients know this error by these words.
+    words = "prompt is too long: this model's maximum context length is 128 tokens"
+    assert words in long["message"]
+    assert "shorten the prompt or lower max_tokens" in long["message"]
     assert long["code"] == "context_length_exceeded"
     for many in (server.ask(["x"] * 5), server.ask(n=5), server.ask(n=10**400)):
         assert many.json()["error"]["param"] == "n"

@@ -78,6 +78,8 @@ _LONG = 20_000
 # Maximum characters per token. A text with more characters than the context times this number is
 # refused at once.
 _CHARACTERS = 64
+# Litellm, LangChain and pydantic-ai tell the error of a long prompt from others by these words.
+_TOO_LONG = "the prompt is too long: this model's maximum context length is"
 
 
 class DetoxifierBase:
@@ -219,8 +221,7 @@ class DetoxifierBase:
         # Without this check, rendering many messages would take long.
         if chat is not None and limit is not None and len(chat.messages) > limit:
             raise ContextLengthError(
-                f"{len(chat.messages)} messages do not fit into the model's context of "
-                f"{limit} tokens"
+                f"{_TOO_LONG} {limit} tokens, and these are {len(chat.messages)} messages"
             )
         if chat is None:
             text = self.engine.text_of(prompt)
@@ -243,7 +244,7 @@ class DetoxifierBase:
         limit = self.engine.context_length
         if limit is not None and len(text) > _CHARACTERS * limit:
             raise ContextLengthError(
-                f"{len(text)} characters do not fit into the model's context of {limit} tokens"
+                f"{_TOO_LONG} {limit} tokens, and these are {len(text)} characters"
             )
         if len(text) > _LONG:
             prompt = await in_thread(self.engine.encode, text, abandon_on_cancel=True)
@@ -257,7 +258,7 @@ class DetoxifierBase:
             raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
         if limit is not None and count + new_tokens > limit:
             raise ContextLengthError(
-                f"{count} tokens + {new_tokens} new tokens exceed the model's context of {limit}; "
+                f"{_TOO_LONG} {limit} tokens, and these are {count} + {new_tokens} new tokens; "
                 "shorten the prompt or lower max_new_tokens"
             )
         return prompt

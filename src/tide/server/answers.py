@@ -107,7 +107,7 @@ class Refused(Exception):
             code = "context_length_exceeded" if too_long else None
             return cls(400, message, param=field, code=code)
         if isinstance(error, PromptRefusedError):
-            return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
+            return cls(400, _REJECTED, code="content_filter")
         reply = reply_of_server(error)
         if reply is not None:
             return cls.by_server(reply)
@@ -191,6 +191,10 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Litellm raises its ContentPolicyViolationError for the first words.
+_REJECTED = (
+    "the request was rejected as a result of the safety system: a scorer finds the prompt toxic"
+)
 _NO_SCORER = "the scorer is unavailable, and unscored text is not sent"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
