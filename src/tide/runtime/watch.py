@@ -80,7 +80,7 @@ class Watch:
     passed: int = 0
     scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged position
     _requested: list[int] = field(default_factory=lambda: [-1])
-    _empty: int = 0  # the text up to this position is known to be nearly empty
+    _examined: int = 0  # no further position up to here is scored
     _sentences: list[int] = field(default_factory=lambda: [0])  # positions of sentence ends
     _risen: int = 0  # the first suspicious position after `passed`, or 0
     _before_rise: int = 0  # the last position before `_risen` at which nothing was suspicious
@@ -126,22 +126,21 @@ class Watch:
                 return None
             self._undecided = -1
             return end
-        stop = self.acceptance.settings.stop
-        if self.options.pace != "whole":
-            positions = word_ends(self.texts, max(start, self._empty))
+        stop, pace = self.acceptance.settings.stop, self.options.pace
+        if pace != "whole":
+            minimum = {"word": 1, "sentence": MOST}.get(pace) or int(pace)
+            positions = word_ends(self.texts, max(start, self._examined))
             if self.ends_word and end > start:
                 positions = chain(positions, [end])
             for position in positions:
-                if self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:position])):
-                    self._empty = position
-                elif self._is_due(position, start) and not maybe_stops(stop, self.texts, position):
+                is_due = position - start >= minimum or self._ends_sentence(position)
+                if is_due and self._requested[-1] < 0:
+                    is_due = not is_nearly_empty("".join(self.texts[:position]))
+                if is_due and not maybe_stops(stop, self.texts, position):
                     return position
+                if position < end:  # a line may yet end at `end`
+                    self._examined = position
         return end if ended else None
-
-    def _is_due(self, position: int, start: int) -> bool:
-        """Whether a word's end is scored. start: the last position that was scored."""
-        minimum = {"word": 1, "sentence": MOST}.get(self.options.pace) or int(self.options.pace)
-        return position - start >= minimum or self._ends_sentence(position)
 
     def _ends_sentence(self, position: int) -> bool:
         """Whether the scorer itself scores a word's end, because a sentence ends there."""
@@ -243,7 +242,7 @@ class Watch:
         self.passed = max(passed, default=0)
         self.scores = [entry for entry in self.scores if entry[0] <= self.passed]
         self._requested = [self.passed or -1]
-        self._empty = min(self._empty, position)
+        self._examined = self.passed
         self._sentences = [end for end in self._sentences if end <= self.passed]
         self._risen, self._failed, self._waited = 0, None, 0
         self._before_rise, self._screen_rejects = self.passed, False
