@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.baselines.stand_ins import Plain, save_random_artefacts, use_short_prefixes
+from tests.baselines.stand_ins import World, save_random_artefacts, use_short_prefixes
 from tests.models import save_causal_lm
-from tide.baselines import load_baseline
-from tide.baselines.base import Baseline
 from tide.engines.local.engine import TransformersEngine
 
 # gpt2 and gemma2, which differ most, run with every change.
@@ -21,13 +19,6 @@ def with_nightly(*quick: str, of: Iterable[str] = KINDS) -> list[Any]:
     """Return all values `of`; those that are not in `quick` are tested every night."""
     nightly = pytest.mark.nightly
     return [value if value in quick else pytest.param(value, marks=nightly) for value in of]
-
-
-class World(Plain):
-    """A tiny model, an engine that runs it, and artefacts with random contents."""
-
-    def load(self, spec: str) -> Baseline:
-        return load_baseline(spec, self.engine, artefacts=self.artefacts)
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tests.models import VOCAB
-from tide.baselines import REGISTRY
+from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.artefacts import save_artefact
 from tide.baselines.attention import Reversal, reverse, steer
+from tide.baselines.base import Baseline
 from tide.baselines.gedi import guide
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
@@ -144,8 +145,10 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         save_artefact(folder / kind, tensors, {**info, "auxiliary": None})
 
 
-class Plain:
-    """Computes each baseline one row at a time and from scratch at every token.
+class World:
+    """A tiny model, an engine that runs it, and artefacts with random contents.
+
+    Computes each baseline one row at a time and from scratch at every token, too.
 
     One method for each baseline returns the scores of the next token after `ids`, the tokens of
     `prompt`, and `new`, the tokens written so far. prepare: applied before the scores are shifted.
@@ -156,6 +159,9 @@ class Plain:
         self._loaded: dict[tuple[str, str], Any] = {}
         self._moved: list[Tensor] = []  # the moved cache of pplm
         self.model = self.fitted("")
+
+    def load(self, spec: str) -> Baseline:
+        return load_baseline(spec, self.engine, artefacts=self.artefacts)
 
     def fitted(self, kind: str, part: str = "") -> Any:
         """The model with these updates, and with their head if there is one."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from benchmarks.writing import completed
 
-from tests.baselines.conftest import World, with_nightly
-from tests.baselines.stand_ins import STRENGTHS, WARP_FIRST, at
+from tests.baselines.conftest import with_nightly
+from tests.baselines.stand_ins import STRENGTHS, WARP_FIRST, World, at
 from tests.models import ending_with
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.base import Baseline

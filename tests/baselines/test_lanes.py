@@ -10,8 +10,8 @@ import pytest
 import torch
 from benchmarks.writing import completed
 
-from tests.baselines.conftest import World, with_nightly
-from tests.baselines.stand_ins import STRENGTHS
+from tests.baselines.conftest import with_nightly
+from tests.baselines.stand_ins import STRENGTHS, World
 from tests.models import ending_with
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from tests.baselines.conftest import World, with_nightly
-from tests.baselines.stand_ins import STRENGTHS, at
+from tests.baselines.conftest import with_nightly
+from tests.baselines.stand_ins import STRENGTHS, World, at
 from tests.models import ending_with
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings

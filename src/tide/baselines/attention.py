@@ -42,7 +42,6 @@ from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.errors import EngineError
-from tide.data.texts import Pair
 from tide.engines.local.stream import Stream
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
@@ -283,29 +282,28 @@ class Destein(DecodingBaseline):
         """
         task.train.need_pairs(_PAIRS)
         task.held_out.need_pairs(2)
-        prefixes = Reversal.negative, Reversal.positive
-        sides = _means(task, task.train.pairs[:_PAIRS], prefixes)
+        pairs = task.train.pairs[:_PAIRS]
+        sides = (
+            _means(task, [pair.toxic for pair in pairs], Reversal.negative),
+            _means(task, [pair.neutral[0] for pair in pairs], Reversal.positive),
+        )
         # The hidden state is cut into as many slices as there are heads, if they divide its width.
         heads = math.gcd(find_heads(task.model, task.name).count, sides[0].shape[-1])
         weights = 1 + _accuracies(sides, heads, task.settings.seed)
         difference = (sides[0] - sides[1]).mean(dim=0)
-        directions = (_cut(difference, heads) * weights[..., None]).flatten(-2)
-        measured = _means(task, task.held_out.pairs[:_HELD_OUT], ("", ""))
+        directions = (
+            difference.reshape(*difference.shape[:-1], heads, -1) * weights[..., None]
+        ).flatten(-2)
+        held_out = task.held_out.pairs[:_HELD_OUT]
+        texts = [pair.toxic for pair in held_out] + [pair.neutral[0] for pair in held_out]
+        labels = [True] * len(held_out) + [False] * len(held_out)
         # All layers have the same weight, as in the steering rule.
-        toxic, neutral = (
-            cosine_similarity(side, directions, dim=-1).mean(dim=-1).tolist() for side in measured
-        )
-        labels = [True] * len(toxic) + [False] * len(neutral)
+        similarity = cosine_similarity(_means(task, texts), directions, dim=-1).mean(dim=-1)
         figures = {
-            "auc": roc_auc_score(labels, toxic + neutral),
+            "auc": roc_auc_score(labels, similarity.tolist()),
             "probes": float(weights.mean()) - 1,
         }
         return Fitted({"directions": directions}, figures)
-
-
-def _cut(hidden: Tensor, heads: int) -> Tensor:
-    """Reshape (..., d) to (..., heads, d / heads)."""
-    return hidden.reshape(*hidden.shape[:-1], heads, -1)
 
 
 def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
@@ -317,8 +315,8 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
     seen = round(_PROBED * pairs)
 
     def rows(first: int, last: int) -> tuple[Tensor, NDArray[np.int64]]:
-        outputs = _cut(torch.cat([side[first:last] for side in sides]), heads)
-        return outputs, np.repeat([1, 0], last - first)
+        outputs = torch.cat([side[first:last] for side in sides])
+        return outputs.reshape(*outputs.shape[:-1], heads, -1), np.repeat([1, 0], last - first)
 
     (train, labels), (test, truth) = rows(0, seen), rows(seen, pairs)
     accuracies = torch.empty(layers, heads)
@@ -331,30 +329,23 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def _means(
-    task: FitTask, pairs: Sequence[Pair], prefixes: tuple[str, str]
-) -> tuple[Tensor, Tensor]:
-    """Average the attention outputs of all texts of `pairs` over the last 8 tokens of each text.
+def _means(task: FitTask, texts: Sequence[str], prefix: str = "") -> Tensor:
+    """Average each text's attention outputs over its last 8 tokens: float32, (n, layers, hidden).
 
-    Returns the averages of the toxic and of the neutral texts, both (pairs, layers, hidden),
-    float32. prefixes: texts put before the toxic and before the neutral texts.
+    prefix: put before each text.
     """
-    heads = find_heads(task.model, task.name)
-    sides = []
-    for prefix, texts in zip(
-        prefixes, ([p.toxic for p in pairs], [p.neutral[0] for p in pairs]), strict=True
-    ):
-        rows = []
-        # As in the authors' code: full stops at the end of both texts would hide the difference.
-        for ids in task.tokenize([text.strip(" .") or text for text in texts], prefix=prefix):
-            layers: list[Tensor] = []
+    layers: list[Tensor] = []
 
-            def note(layer: int, added: Tensor, layers: list[Tensor] = layers) -> None:
-                layers.append(added[0, -_LAST:].float().mean(dim=0).cpu())
+    def note(layer: int, added: Tensor) -> None:
+        layers.append(added[0, -_LAST:].float().mean(dim=0).cpu())
 
-            with heads.hooked(note, outputs=True):
-                task.model(input_ids=torch.tensor([ids], device=task.model.device), use_cache=False)
-            rows.append(torch.stack(layers))
-            task.progress("reading pairs", len(rows), len(pairs))
-        sides.append(torch.stack(rows))
-    return sides[0], sides[1]
+    # As in the authors' code: full stops at the end of all texts would hide the difference.
+    rows = task.tokenize([text.strip(" .") or text for text in texts], prefix=prefix)
+    means = []
+    with find_heads(task.model, task.name).hooked(note, outputs=True):
+        for ids in rows:
+            layers.clear()
+            task.model(input_ids=torch.tensor([ids], device=task.model.device), use_cache=False)
+            means.append(torch.stack(layers))
+            task.progress("reading pairs", len(means), len(rows))
+    return torch.stack(means)

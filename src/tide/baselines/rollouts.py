@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -84,8 +85,7 @@ def write(
         done += 1
         task.progress("writing", done, len(prompts))
 
-    portal = Portal("tide fit")
-    try:
+    with closing(Portal("tide fit")) as portal:
         written = portal.run(
             write_rows,
             reader,
@@ -97,8 +97,6 @@ def write(
             _BATCH,
             on_row,
         )
-    finally:
-        portal.close()
     continued = []
     for row in written:
         if isinstance(row, TideError):
