@@ -55,21 +55,20 @@ def speed_up(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def pack(module: nn.Module) -> bool:
+def pack(module: nn.Module) -> None:
     """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights, if it can.
 
-    Returns whether it does. Subclasses may compute something else, and are left as they are.
+    Subclasses may compute something else, and are left as they are.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
     if type(module) not in (nn.Linear, Conv1D) or module._forward_hooks:
-        return False
+        return
     layer: Any = module
     weight = layer.weight.T if type(module) is Conv1D else layer.weight
     apply = _packed_as(layer.forward, weight.contiguous(), layer.bias)
     if apply is not None:
         layer.forward = apply
-    return apply is not None
 
 
 def _packed_as(

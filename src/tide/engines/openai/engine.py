@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -251,7 +250,7 @@ class OpenAIEngine(Engine):
                         if reason is not None:
                             answer.take(words.add(thoughts.end()))
                             answer.end(words.end(), reason)
-                        if (piece := answer.piece(words.ends_word)) is not None:
+                        elif (piece := answer.piece(words.ends_word)) is not None:
                             yield piece
                 except Banned as banned:
                     answer.draw_again(len(answer.words) > before, banned.reason)
@@ -347,7 +346,6 @@ class StreamedAnswer:
         self._banned_spellings = {same_word(word) for word in self.banned}
         self._request = request
         self._unsent: list[str] = []
-        self._end: Piece | None = None
         # The fields of a client's request, or none for a caller in Python.
         self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
         self._redraws = self._drawn = self._requests = 0
@@ -481,15 +479,13 @@ class StreamedAnswer:
         self.reason = reason
         if self._whole:
             self._unsent = list(self.words)
-        # A server has not counted what came before a redraw.
-        usage = self.aside.usage if self._requests == 1 else None
-        self._end = Piece((), reason, parts=self.aside.parts, usage=usage)
 
     def piece(self, ends_word: bool = False) -> Piece | None:
-        """Return what was not sent on yet, if anything."""
-        words, end = tuple(self._unsent), self._end
+        """Return what was not sent on yet, if anything, and the end of an answer that has ended."""
+        words = tuple(self._unsent)
         self._unsent.clear()
-        self._end = None
-        if end is not None:
-            return replace(end, token_ids=words)
-        return Piece(words, ends_word=ends_word) if words else None
+        if self.reason is None:
+            return Piece(words, ends_word=ends_word) if words else None
+        # A server has not counted what came before a redraw.
+        usage = self.aside.usage if self._requests == 1 else None
+        return Piece(words, self.reason, parts=self.aside.parts, usage=usage)
