@@ -23,7 +23,7 @@ from tests.generated import examples
 from tests.hostile import KEY
 from tests.scorers.services.stand_ins import quick
 from tide.core import http
-from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
+from tide.core.errors import EngineError, InputError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed, parsed
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import load_scorer
@@ -188,7 +188,7 @@ def test_environment_with_bad_proxy_or_certificates_is_one_line(
 ) -> None:
     monkeypatch.setenv(name, value)
     http.certificates.cache_clear()
-    with pytest.raises(EnvironmentVariableError, match="or SSL_CERT_FILE of the environment"):
+    with pytest.raises(InputError, match="or SSL_CERT_FILE of the environment"):
         Client(1.0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from tests.runtime.world import (
     third_always,
 )
 from tide.core.errors import DeadlineError
-from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 
@@ -106,19 +104,6 @@ def test_a_wide_window_that_fails_fails_the_answer() -> None:
     trial = story(never, scorer, window_tokens=8)(PROMPT).best
     assert trial.accepted
     assert "Good2m" in trial.text
-
-
-CASES: list[Any] = [never, third, second, third_always]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_result_is_its_own(case: Any) -> None:
-    """Whatever the batch size and the other prompts; also after a round trip through JSON."""
-    prompts = [PROMPT, "an other tale here", "once upon a night", "and again a time"]
-    alone = [story(case)(prompt) for prompt in prompts]
-    for size in (1, 16):
-        assert list(story(case, max_batch=size).map(prompts)) == alone
-    assert [Result.model_validate_json(result.model_dump_json()) for result in alone] == alone
 
 
 @pytest.mark.parametrize("stop", ["w6 end. Good2", " w3"])

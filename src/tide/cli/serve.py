@@ -180,7 +180,7 @@ def serve(
     loading = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
     loading |= chosen_settings(preset, model, values)
     reloads: SimpleQueue[int] = SimpleQueue()
-    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+    if policies is not None:
         signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))
     if engine == "openai":  # a gateway may start before its server
         usual = {"required": False, "deadline": bounds.request_seconds}
@@ -379,8 +379,6 @@ def _prepare_workers(count: int, engine: str) -> None:
             f"--workers {count}: engine {engine} runs its model in one process; serve the model by "
             "vLLM or another server, and set --engine openai --base-url http://HOST:PORT"
         )
-    if not hasattr(os, "fork"):
-        raise InputError(f"--workers {count}: this system cannot fork; start several gateways")
     os.environ[_METRICS] = tempfile.mkdtemp(prefix="tide-metrics-")
 
 

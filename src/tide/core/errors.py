@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -48,10 +48,6 @@ class InputError(TideError, ValueError):
 
 class ContextLengthError(InputError):
     """A prompt does not fit into the model's context."""
-
-
-class EnvironmentVariableError(InputError):
-    """An environment variable that a service needs is missing or invalid."""
 
 
 class MissingDependencyError(TideError, ImportError):
@@ -121,13 +117,11 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def guarded(
-    kind: type[TideError], prefix: str | Callable[[], str], *, awaits: bool = False
-) -> Iterator[None]:
+def guarded(kind: type[TideError], prefix: str, *, awaits: bool = False) -> Iterator[None]:
     """Turn exceptions of third-party code into a `kind` whose one line begins with `prefix`.
 
-    prefix: a text, or a function that returns it (called on an exception). awaits: the block awaits
-    or yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
+    awaits: the block awaits or yields, so it may be cancelled. A TideError, cancellation and Ctrl-C
+    pass unchanged.
     """
     try:
         yield
@@ -137,7 +131,7 @@ def guarded(
         text = first_line(error) if type(error) is OSError else described(error)
         # The names of these types add nothing to the text.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
-        raise kind(f"{prefix if isinstance(prefix, str) else prefix()}: {text}") from error
+        raise kind(f"{prefix}: {text}") from error
 
 
 def ends_work(error: BaseException, awaits: bool = False) -> bool:

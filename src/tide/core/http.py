@@ -27,7 +27,7 @@ import httpx
 from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import EnvironmentVariableError, InputError, guarded, problem
+from tide.core.errors import InputError, guarded, problem
 from tide.core.sanitize import hide, logger, sanitized
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
@@ -152,7 +152,7 @@ class Client(httpx.AsyncClient):
         if key is not None:
             options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
         problem = "ALL_PROXY, ..., NO_PROXY or SSL_CERT_FILE of the environment cannot be used"
-        with guarded(EnvironmentVariableError, problem):
+        with guarded(InputError, problem):
             super().__init__(
                 timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
                 follow_redirects=False,
@@ -399,14 +399,14 @@ def certificates() -> ssl.SSLContext:
 def read_key(variable: str, value: str | None = None) -> SecretStr | None:
     """Return the key `value`, or the key in the environment variable, or None if both are missing.
 
-    The key is hidden in all later messages. Raises EnvironmentVariableError, which does not quote
+    The key is hidden in all later messages. Raises InputError, which does not quote
     the key, if the key has characters that an HTTP header cannot carry.
     """
     key = (os.environ.get(variable, "") if value is None else value).strip()
     if not key:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise EnvironmentVariableError(
+        raise InputError(
             f"{variable}: contains characters that a key cannot have; set it to the key alone"
         )
     hide(key)
@@ -444,8 +444,8 @@ def api_root(url: str) -> str:
 
 
 def need_key(variable: str) -> SecretStr:
-    """Like `read_key`. Raises EnvironmentVariableError if there is no key."""
+    """Like `read_key`. Raises InputError if there is no key."""
     key = read_key(variable)
     if key is None:
-        raise EnvironmentVariableError(f"no key; set the environment variable {variable}")
+        raise InputError(f"no key; set the environment variable {variable}")
     return key

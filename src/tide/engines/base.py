@@ -592,7 +592,7 @@ class Engine(ABC):
         if self.closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()
-        with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
+        with guarded(kind, f"model {self.name}: {doing} failed", awaits=awaits):
             yield
 
     async def _whole(self, request: Request) -> tuple[list[Token], FinishReason, int]:

@@ -45,7 +45,7 @@ class PerspectiveScorer(RemoteScorer):
     attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
     largest is the score. The service refuses texts of more than 20 KB: use `windows:perspective`.
 
-    Raises EnvironmentVariableError without a key.
+    Raises InputError without a key.
     """
 
     languages = ("en",)
