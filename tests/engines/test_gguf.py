@@ -162,18 +162,6 @@ def test_gguf_end_of_turn_token_ends_an_answer(tmp_path: Path) -> None:
     assert end_ids(model, tokenizer) == [0, 2, 5]
 
 
-def test_gguf_split_file_says_how_to_join_it(tmp_path: Path) -> None:
-    def add(writer: Any) -> None:
-        writer.add_uint16("split.no", 0)
-        writer.add_uint16("split.count", 2)
-
-    convert(pocket.CHAT, first := tmp_path / "chat-00001-of-00002.gguf", add=add)
-    (tmp_path / "chat-00002-of-00002.gguf").write_bytes(b"GGUF")
-    for path in (first, tmp_path):
-        with pytest.raises(EngineError, match=r"one of 2 parts .* `llama-gguf-split --merge FIRST"):
-            source_of(path)
-
-
 @pytest.mark.nightly
 def test_gguf_conversion_that_was_killed_leaves_nothing(file: Path, cache: Path) -> None:
     folder = Path(source_of(file))

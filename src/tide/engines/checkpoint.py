@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from tide.engines.gguf_files import PACKAGES, converted, packaged
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-# The name of a part of a split GGUF file, but not of the first part.
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
 
@@ -50,9 +47,7 @@ def source_of(model: str | Path) -> str:
     if folder.suffix.lower() == ".gguf" and folder.is_file():
         files = [folder]
     elif folder.is_dir() and not (folder / "config.json").exists():
-        files = [
-            file for file in sorted(folder.glob("*.gguf")) if not _LATER_PART.search(file.name)
-        ]
+        files = sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
     return str(converted(files[0].stem, files)) if files else source

@@ -109,10 +109,9 @@ def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
 
     folder: final path of `target`, for the log.
     """
-    require("gguf", "gguf")
+    reader = require("gguf", "gguf").GGUFReader(file)
     import transformers  # noqa: PLC0415  (slow import)
 
-    reader = _read(file)
     size = _BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
@@ -133,20 +132,6 @@ def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
     model.hf_quantizer = None
     model.save_pretrained(target)
     transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(target)
-
-
-def _read(file: Path) -> Any:
-    """Read the header of a GGUF file. Raises ValueError for a part of a split model."""
-    from gguf import GGUFReader  # noqa: PLC0415  (optional)
-
-    reader = GGUFReader(file)
-    parts = _value(reader, "split.count") or 1
-    if parts > 1:
-        raise ValueError(
-            f"is one of {parts} parts of a model; join the parts with "
-            "`llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`"
-        )
-    return reader
 
 
 def _value(reader: Any, name: str) -> Any:
