@@ -71,9 +71,8 @@ def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate")
     `"nearest"` returns the closest point of the cone (paper). The cosine of a projected point
     equals the threshold to 1e-5.
 
-    The formulas leave two cases open. If x is antiparallel to x0, x and x0 span no plane; x is
-    rotated towards a fixed direction. If the closest point is the apex of the cone, the zero
-    matrix, which is not a prompt, `"nearest"` rotates x instead.
+    The formulas leave a case open: if the closest point is the apex of the cone, the zero matrix,
+    which is not a prompt, `"nearest"` rotates x instead.
     """
     if cosine_threshold == 0 or cosine(x, x0) >= cosine_threshold:
         return x
@@ -81,10 +80,6 @@ def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate")
     axis = axis / axis.norm()
     along = v @ axis
     across = v - along * axis
-    if across.norm() <= 1e-9 * v.norm():
-        across = torch.zeros_like(axis)
-        across[axis.abs().argmin()] = 1.0
-        across = across - (across @ axis) * axis
     sine = math.sqrt(1.0 - cosine_threshold**2)
     boundary = cosine_threshold * axis + sine * across / across.norm()
     length: Tensor = v.norm()
