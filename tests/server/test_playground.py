@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
 KEY = "sk-of-the-page"
 # Chromium's console message for a refused or failed request, which the page reports itself.
-_REFUSED = "the server responded with a status of 4|net::ERR_FAILED"
+_REFUSED = "the server responded with a status of [45]|net::ERR_FAILED"
 SIZES = {"phone": (390, 844), "desktop": (1280, 800)}
 
 
@@ -251,6 +251,44 @@ def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:
         page.click("#new")
         expect(page.locator("#turns li")).to_have_count(0)
         expect(page.locator("#answers")).to_be_hidden()
+
+
+def test_another_chat_ends_the_answer_under_way(browser: Any, chat_server: Running) -> None:
+    with opened(browser, chat_server.url) as page:
+        page.route("**/v1/chat/completions", lambda route: None)  # never answers
+        expect(page.locator("#about")).to_be_visible()
+        page.click("#go")
+        expect(page.locator("#status")).to_have_text("Writing…")
+        page.get_by_role("button", name="A chat of 3 messages").click()
+        expect(page.locator("#status")).to_have_text("Stopped.")
+        expect(page.locator("#turns li")).to_have_count(2)
+
+
+def test_page_tells_a_broken_connection_and_an_error_of_a_proxy(page: Any) -> None:
+    page.route("**/v1/completions", lambda route: route.abort())
+    page.click("#go")
+    broken = "Failed: the connection to the server is broken"
+    expect(page.locator("#status")).to_have_text(broken)
+    page.route("**/v1/completions", lambda route: route.fulfill(status=502, body="<html>"))
+    page.click("#go")
+    expect(page.locator("#status")).to_have_text("Failed: the server answered with status 502")
+
+
+def test_right_to_left_text_ends_on_the_left(page: Any) -> None:
+    places = page.evaluate(
+        """() => {
+            document.getElementById("answers").hidden = false;
+            const node = document.getElementById("found");
+            node.textContent = "שלום.";
+            return [0, 4].map((at) => {
+                const range = document.createRange();
+                range.setStart(node.firstChild, at);
+                range.setEnd(node.firstChild, at + 1);
+                return range.getBoundingClientRect().x;
+            });
+        }"""
+    )
+    assert places[0] > places[1]
 
 
 def test_page_of_a_gateway_names_no_defaults_of_the_server_and_tells_a_cut_answer(

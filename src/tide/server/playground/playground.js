@@ -56,7 +56,9 @@ async function send(address, body) {
     signal: body && running?.signal,
   });
   if (answer.ok) return answer;
-  const { error } = await answer.json();
+  // A proxy before the server answers with a page of its own.
+  const unread = { error: { message: `the server answered with status ${answer.status}` } };
+  const { error } = await answer.json().catch(() => unread);
   throw new Refused(answer.status, error);
 }
 
@@ -162,6 +164,7 @@ function goOn() {
 
 // Starts a new chat that continues from the turns `others`.
 function begin(others) {
+  running?.abort();
   turns = [...others];
   clear();
 }
@@ -221,6 +224,7 @@ async function run() {
     shown = { prompt: $("prompt").value, chat, text: "", tide, base: null };
     show();
     for await (const event of events(answer)) {
+      running.signal.throwIfAborted();
       if (event.error) throw new Error(event.error.message);
       const [choice] = event.choices ?? [];
       shown.text += choice?.text ?? choice?.delta?.content ?? "";
@@ -233,7 +237,9 @@ async function run() {
     talk();
     await mark();
   } catch (error) {
-    $("status").textContent = error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`;
+    // `fetch` reports a broken connection as a TypeError, whose message differs by browser.
+    const problem = error instanceof TypeError ? "the connection to the server is broken" : error.message;
+    $("status").textContent = error.name === "AbortError" ? "Stopped." : `Failed: ${problem}`;
     if (error.field) {
       const message = error.message.replace(`${error.param}: `, "");
       complain(error.field, error.field === "key" ? `This server asks for a key: ${message}.` : message);
