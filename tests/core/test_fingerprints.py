@@ -27,6 +27,24 @@ def without_source(number: int) -> Any:
     return names["score"]
 
 
+@pytest.mark.parametrize(
+    "member",
+    [
+        "steps = {0}",
+        "def steps(self): return {0}",
+        "steps = property(lambda self: {0})",
+        "steps = staticmethod(lambda: {0})",
+    ],
+)
+def test_code_digest_of_a_class_of_a_notebook_tells_its_members(member: str) -> None:
+    def defined(number: int) -> Any:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec("class Mine:\n    " + member.format(number), names)
+        return names["Mine"]
+
+    assert code_digest(defined(1)) == code_digest(defined(1)) != code_digest(defined(2))
+
+
 def test_code_digest_tells_lambdas_closures_and_defaults_apart() -> None:
     functions: list[Any] = [
         *(lambda: 1, lambda: 2, lambda x=1: x, lambda x=2: x, lambda *, x=2: x),

@@ -388,3 +388,11 @@ def test_evaluate_refuses_prompts_that_cannot_be_used(
 def test_method_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="a method is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", model=scripted_engine(), reference="none")
+
+
+@pytest.mark.parametrize(
+    "method", [3, lambda start: None, type("Local", (), {"__qualname__": "f.<locals>.Local"})]
+)
+def test_method_that_is_no_spec_and_no_importable_class_is_an_input_error(method: Any) -> None:
+    with pytest.raises(InputError, match="top level of a module or notebook"):
+        evaluate(PROMPTS, [method], model=scripted_engine())

@@ -49,6 +49,8 @@ def _parts(target: Any, seen: set[int]) -> Iterator[bytes]:
             if base.__module__.partition(".")[0] not in _KNOWN:
                 yield base.__qualname__.encode()
                 yield _source(base)
+                if base.__module__ in _MAIN:
+                    yield from _members(base, seen)
     elif not inspect.isfunction(target):
         yield from _parts(type(target), seen)
     elif str(target.__module__).partition(".")[0] not in _KNOWN:
@@ -60,6 +62,19 @@ def _parts(target: Any, seen: set[int]) -> Iterator[bytes]:
         for cell in target.__closure__ or ():
             with suppress(ValueError):  # the variable is not set yet
                 yield from _of_values([cell.cell_contents], seen)
+
+
+def _members(defined: type, seen: set[int]) -> Iterator[bytes]:
+    """Yield the code of the methods and the plain values of a class.
+
+    Python cannot find the source of a class of a notebook, only that of functions.
+    """
+    for name, value in vars(defined).items():
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if inspect.isfunction(function):
+            yield from _parts(function, seen)
+        elif isinstance(value, _SIMPLE) and not name.startswith("__"):
+            yield f"{name}={value!r}".encode("utf-8", "surrogatepass")
 
 
 def _of_values(values: Iterable[Any], seen: set[int]) -> Iterator[bytes]:

@@ -183,6 +183,11 @@ def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
     for method in names:
         if isinstance(method, str):
             specs += alternatives(method, "--methods")
+        elif not isinstance(method, type) or "<locals>" in method.__qualname__:
+            raise InputError(
+                "methods: expected specs, or classes at the top level of a module or notebook "
+                f"(got {method!r})"
+            )
         else:
             specs.append(f"{method.__module__}:{method.__qualname__}")
     return specs
