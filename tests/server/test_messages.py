@@ -115,15 +115,20 @@ def test_message_names_the_stop_sequence_that_the_server_names(
         assert (streamed_message.stop_reason, streamed_message.stop_sequence) == (reason, named)
 
 
+@pytest.mark.parametrize("options", [{}, {"reasoning": "scored"}, {"mode": "monitor"}])
 def test_message_names_the_stop_sequence_that_cuts_its_text(
-    client: anthropic.Anthropic, upstream: TextServer
+    model_server: TextServer, options: dict[str, Any]
 ) -> None:
     """As in process, where no server has stopped at it."""
-    says(upstream, Said("The river is wide. It runs to the sea OVER there."))
+    says(model_server, Said("The river is wide. It runs to the sea OVER there."))
     stops: Any = {"stop_sequences": ["END", "OVER"]}
-    for message in (client.messages.create(**ASKED, **stops), streamed(client, **stops)[1]):
-        assert message.content[0].text == "The river is wide. It runs to the sea "
-        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "OVER")
+    with (
+        gateway(model_server, **options) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        for message in (client.messages.create(**ASKED, **stops), streamed(client, **stops)[1]):
+            assert message.content[0].text == "The river is wide. It runs to the sea "
+            assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "OVER")
 
 
 def test_message_and_error_have_the_id_of_their_request(

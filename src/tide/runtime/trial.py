@@ -139,8 +139,7 @@ def trial_of(
     that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
-    stop_sequence = {"stop_sequence": effort.stop_sequence}
-    parts = (parts or Parts()).model_copy(update=stop_sequence)
+    parts = parts or Parts(stop_sequence=effort.stop_sequence)
     if not passed and settings.on_unresolved == "raise":
         raise UnresolvedError(
             f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"

@@ -284,7 +284,8 @@ async def written(
             stop = _stopped(watch, settled)
             if stop is not None:
                 effort.stop_sequence = stop
-                yield replace(piece, finish_reason="stop")
+                parts = piece.parts.model_copy(update={"stop_sequence": stop})
+                yield replace(piece, finish_reason="stop", parts=parts)
                 return
             yield piece
             if piece.finish_reason is not None:
