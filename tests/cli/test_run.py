@@ -215,6 +215,6 @@ def test_bad_prompts_fail_alone(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     _, empty, long, summary = err.splitlines()
     assert "id 0: empty" in empty
-    assert "context of 256" in long
+    assert "256 tokens" in long
     assert summary == "error: 2 of 3 prompts failed (see above)"
     assert len(out.splitlines()) == 1
