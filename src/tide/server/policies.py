@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Names = Annotated[list[Name], Field(min_length=1)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
+_Share = Annotated[float, Field(gt=0, lt=1)]
 REFUSE = "refuse"  # value of `on_scorer_failure`
 ONLY = "default"  # name of the policy that the command line makes
 
@@ -59,69 +59,32 @@ class _Part(BaseModel):
 
 
 class Policy(_Part):
-    """A policy of the file. The command line sets the fields that the policy leaves out."""
+    """A policy of the file. The command line sets the fields that the policy leaves out.
 
-    mode: Mode | None = Field(
-        default=None,
-        description="enforce: give out only accepted text. monitor: give out the model's own text, "
-        "and record the changes that enforcing would have made.",
-    )
-    shadow: Name | None = Field(
-        default=None,
-        description="Another policy of the file, which scores the sent answers beside this one: it "
-        "changes none, and what it would have changed is recorded.",
-    )
-    scorer: str | None = Field(default=None, description="Same as --scorer.")
-    on_scorer_failure: str | None = Field(
-        default=None,
-        description="While the scorer is down: refuse, or a second scorer, which then decides by "
-        "its own threshold.",
-    )
-    preset: str | None = Field(default=None, description="Same as --preset.")
-    strategy: str | None = Field(
-        default=None, description="Same as --strategy; `backtrack:lag=0` holds back less text."
-    )
-    toxicity_threshold: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="Accept a text that scores below this.",
-    )
-    thresholds: dict[str, _Limit] | None = Field(
-        default=None,
-        max_length=100,
-        description="Limits of single attributes of the scorer, as in {threat: 0.1}; a text "
-        "passes if each is below its limit. A score that is the highest of the attributes then "
-        "counts only the others.",
-    )
-    alter_at_most: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="Budget: the share of answers that may be altered; /metrics compares.",
-    )
-    on_fail: OnFail | dict[str, OnFail] | None = Field(
-        default=None,
-        description="What is done with text that fails: repair it, block (end the answer before "
-        "it), or flag (give it out, and name what it fails in `tide.flagged`). By attribute with a "
-        "limit: {default: repair, threat: block}.",
-    )
-    repaired_mark: str = Field(
-        default="", max_length=64, description="Visible mark at the end of repaired answers."
-    )
-    refuse_prompt_above: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Refuse a prompt that itself scores above this.",
-    )
-    tool_calls: Treatment | None = Field(default=None, description="Same as --tool-calls.")
-    reasoning: Treatment | None = Field(default=None, description="Same as --reasoning.")
-    never: list[str] = Field(
-        default=[],
-        max_length=10_000,
-        description="Words and phrases that no text may contain, in any case or common disguise.",
-    )
+    mode: "monitor" gives out the model's own text, and records what "enforce" would have changed.
+    shadow: another policy, which scores the sent answers beside this one, and changes none.
+    on_scorer_failure: while the scorer is down, "refuse", or a second scorer, which then decides.
+    thresholds: limits of single attributes; a score that is the highest of the attributes then
+    counts only the others. alter_at_most: the share of answers that may be altered; /metrics
+    compares. repaired_mark: visible mark at the end of repaired answers. never: words and phrases
+    that no text may contain. The other fields are as on the command line.
+    """
+
+    mode: Mode | None = None
+    shadow: Name | None = None
+    scorer: str | None = None
+    on_scorer_failure: str | None = None
+    preset: str | None = None
+    strategy: str | None = None
+    toxicity_threshold: _Share | None = None
+    thresholds: Annotated[dict[str, _Limit], Field(max_length=100)] | None = None
+    alter_at_most: _Share | None = None
+    on_fail: OnFail | dict[str, OnFail] | None = None
+    repaired_mark: Annotated[str, Field(max_length=64)] = ""
+    refuse_prompt_above: Annotated[float, Field(ge=0, le=1)] | None = None
+    tool_calls: Treatment | None = None
+    reasoning: Treatment | None = None
+    never: Annotated[list[str], Field(max_length=10_000)] = []
 
     @model_validator(mode="after")
     def _are_scored(self) -> Policy:
@@ -132,27 +95,27 @@ class Policy(_Part):
 
 
 class Key(_Part):
-    """An API key, given as its SHA-256 digest (`printf %s KEY | sha256sum`)."""
+    """An API key, given as its SHA-256 digest (`printf %s KEY | sha256sum`).
 
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hex.")
-    policies: Names = Field(description="Policies that this key may use; the first is its default.")
+    policies: those that this key may use; the first is its default.
+    """
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    policies: Annotated[list[Name], Field(min_length=1)]
 
 
 class PolicyFile(_Part):
-    """Policies of `tide serve`, and the API keys that may use them."""
+    """Policies of `tide serve`, and the API keys that may use them.
+
+    default: policies for the keys in TIDE_SERVE_KEYS, and for local clients if there are no keys;
+    the file's first policy if left out. models: the policy of each model that requests name, in
+    place of a key's first one; a key that may not use it keeps its first one.
+    """
 
     policies: dict[Name, Policy] = Field(min_length=1)
-    default: list[Name] = Field(
-        default=[],
-        description="Policies for the keys in TIDE_SERVE_KEYS, and for local clients if there are "
-        "no keys; the first policy is the default. [default: the file's first policy]",
-    )
+    default: list[Name] = []
     keys: dict[Name, Key] = {}
-    models: dict[str, Name] = Field(
-        default={},
-        description="The policy of each model that requests name, in place of a key's first one. A "
-        "key that may not use this policy keeps its first one.",
-    )
+    models: dict[str, Name] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> PolicyFile:

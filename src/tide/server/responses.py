@@ -79,10 +79,6 @@ class FunctionTool(Wire):
     description: Text | None = None
     strict: bool | None = None
 
-    def shown(self) -> dict[str, Any]:
-        described = {"name": self.name, "description": self.description, "strict": self.strict}
-        return {"type": self.type, **described, "parameters": self.parameters}
-
 
 class ChosenTool(Wire):
     type: Literal["function"]
@@ -207,7 +203,7 @@ class ResponseShape:
             "output": self._output,
             "parallel_tool_calls": (request.model_extra or {}).get("parallel_tool_calls", True),
             "tool_choice": chosen or "auto",
-            "tools": [tool.shown() for tool in request.tools],
+            "tools": [tool.model_dump() for tool in request.tools],
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "previous_response_id": None,

@@ -304,11 +304,10 @@ def exporting() -> Any:
     Raises MissingDependencyError without the extra `otel`.
     """
     sdk = require("opentelemetry.sdk.trace", "otel")
-    resources = require("opentelemetry.sdk.resources", "otel")
     export = require("opentelemetry.sdk.trace.export", "otel")
     otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
-    name = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "tide")}
-    provider = sdk.TracerProvider(resource=resources.Resource.create(name))
+    os.environ.setdefault("OTEL_SERVICE_NAME", "tide")
+    provider = sdk.TracerProvider()
     provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
     return provider
 
