@@ -127,6 +127,7 @@ def test_a_body_is_bounded_as_it_is_received() -> None:
         assert server.ask("x " * 800, max_tokens=1).status_code in (200, 400)
         long = server.ask("x " * 2000)
         assert (long.status_code, long.headers["x-should-retry"]) == (413, "false")
+        assert long.json()["error"]["message"] == "more than 2,000 bytes, the server's --max-body"
         in_chunks = iter([b'{"prompt": "', *[b"x" * 100] * 40, b'"}'])
         unsaid = server.http.post("/v1/completions", content=in_chunks, headers=JSON)
         assert unsaid.status_code == 413

@@ -235,7 +235,7 @@ class Gate:
                 body += chunk
             more = message.get("more_body", False)
         if size > limit:
-            raise Refused(413, f"the request has more than {limit:,} bytes")
+            raise Refused(413, f"more than {limit:,} bytes, the server's --max-body")
         return bytes(body)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
