@@ -84,9 +84,7 @@ class Delta(msgspec.Struct):
     @property
     def size(self) -> int:
         """Number of characters of reasoning and tool calls."""
-        if self.tool_calls is None:
-            return len(self.thought)
-        functions = [call.function for call in self.tool_calls]
+        functions = [call.function for call in self.tool_calls or ()]
         calls = sum(len(part.name or "") + len(part.arguments or "") for part in functions)
         return len(self.thought) + calls
 
