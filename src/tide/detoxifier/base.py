@@ -21,7 +21,7 @@ from tide.core.results import Result, Trial, format_score
 from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
-from tide.engines import engine_class, load_engine
+from tide.engines import load_engine
 from tide.engines.base import Engine, Prompt, name_of
 from tide.runtime.acceptance import check_thresholds
 from tide.runtime.draw import draw
@@ -107,8 +107,6 @@ class DetoxifierBase:
         name = name_of(model)
         # Names and settings are checked before a model is loaded, which takes long.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
-        if not isinstance(model, Engine):
-            engine_class(engine)
         if options and isinstance(model, Engine):
             raise InputError(
                 f"{min(options)}: give it to load_engine; this engine is loaded already"
