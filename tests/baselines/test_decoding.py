@@ -28,8 +28,8 @@ def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: li
 
 
 def base(world: World, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
-    embeddings = world.engine.embed(prompts)
-    return [c.token_ids for c in completed(world.engine, embeddings, sampling, seeds)]
+    ids = world.engine.tokenize(prompts)
+    return [c.token_ids for c in completed(world.engine, ids, sampling, seeds)]
 
 
 def test_every_baseline_is_tested() -> None:
