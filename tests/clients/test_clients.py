@@ -31,6 +31,9 @@ def test_litellm(url: str) -> None:
         litellm.completion(messages=SAID, **{**asked, "api_key": "wrong"})
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(messages=SAID, logprobs=True, **asked)
+    long = [{"role": "user", "content": "Hello there. " * 10_000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(messages=long, **asked)
 
 
 def test_langchain(url: str) -> None:
