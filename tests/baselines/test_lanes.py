@@ -13,8 +13,11 @@ from benchmarks.writing import completed
 from tests.baselines.conftest import with_nightly
 from tests.baselines.stand_ins import STRENGTHS, World
 from tests.models import ending_with
-from tide.core.errors import CompletionError
+from tide.baselines.decoding import DecodingBaseline
+from tide.baselines.lanes import SteeredLane
+from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
+from tide.plugins.options import Options
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
 SEEDS = list(range(len(PROMPTS)))
@@ -49,6 +52,22 @@ def test_neighbours_change_nothing(gpt2: World, name: str, monkeypatch: pytest.M
         alone = [written(baseline, [prompt], [seed])[0] for prompt, seed in pairs]
         run_together(baseline, 2, monkeypatch)
         assert written(baseline, PROMPTS, SEEDS) == alone
+
+
+class Narrow(DecodingBaseline):
+    kind, options_class = "narrow", Options
+
+    def lanes(self) -> Any:
+        class Lane(SteeredLane):
+            def shift(self, scores: torch.Tensor) -> torch.Tensor:
+                return scores[:, 1:]
+
+        return Lane
+
+
+def test_shift_of_another_shape_fails_on_one_line(gpt2: World) -> None:
+    with pytest.raises(EngineError, match=r"^shift: returned shape \(1, \d+\), not \(1, \d+\)$"):
+        written(gpt2.load(f"{__name__}:Narrow"), PROMPTS[:1], SEEDS[:1])
 
 
 @pytest.mark.parametrize("name", with_nightly(*ONE_OF_EACH_LANE, of=sorted(STRENGTHS)))

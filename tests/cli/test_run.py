@@ -182,6 +182,8 @@ def test_resume_refuses_other_engine_options(
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
         (["run", "hi", "-o", "a.jsonl", "--format", "text"], "--format: applies to printed output"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
+        (["run", "hi", "-s", "pocket", "--scorer", "lexicon"], "given twice and takes one value;"),
+        (["run", "hi", "--model", "pocket", "-m", "other"], "--model: is given twice"),
         (["score"], "give texts or --input"),
         (["serve", "--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
         (["serve", "--policies", "no/such/file"], "--policies no/such/file: no such file"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.worlds import toxicity
-from tide.core.errors import InputError
+from tide.core.errors import InputError, StrategyError
 from tide.core.settings import Settings
 from tide.search import REGISTRY, load_strategy, resolve_settings
 from tide.search.base import Candidate, Point, Problem, Steps, Strategy
@@ -134,7 +134,18 @@ def test_the_estimate_uses_the_rounded_step() -> None:
     assert abs(float(point.embeddings[0, 2])) == pytest.approx(5.0, rel=1e-2)
 
 
+def test_a_perturbation_that_rounding_takes_away_is_not_paid_for() -> None:
+    start = problem(dtype=torch.bfloat16)
+    with pytest.raises(InputError, match="mu=1e-06: bfloat16 rounds a perturbation away") as caught:
+        tell(make("tide", start, mu=1e-6), [0.9])
+    named = float(str(caught.value).rpartition(" ")[2])
+    assert len(tell(make("tide", start, mu=named), [0.9])) == 8  # the named mu is large enough
+    assert tell(make("tide", start, mu=1e-6), [0.1]) == ()
+
+
 def test_a_prompt_of_zeros_has_no_scale() -> None:
+    with pytest.raises(StrategyError, match="special"):
+        make("tide", problem(movable=torch.zeros(4, dtype=torch.bool)))
     zeros = problem(x0=torch.zeros(4, 8))
     for settings in ({}, {"mu": 0.1}, {"step_size": 0.1}):
         with pytest.raises(InputError, match="all zero; set mu and step_size"):

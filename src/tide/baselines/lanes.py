@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tide.baselines.artefacts import fit_width
-from tide.core.errors import CompletionError
+from tide.core.errors import CompletionError, EngineError
 from tide.engines.local.batch import Lane, Row
 from tide.engines.local.stream import Forward, Stream
 
@@ -179,10 +179,18 @@ class SteeredLane(Lane):
     def draw(self) -> tuple[Tensor, Tensor]:
         scores = self.sampler.prepare(self.stream.logits)
         if self._shift_first:
-            scores = self.sampler.warp(self.shift(scores))
+            scores = self.sampler.warp(self._shifted(scores))
         else:
-            scores = self.shift(self.sampler.warp(scores))
+            scores = self._shifted(self.sampler.warp(scores))
         return self.sampler.draw(scores)
+
+    def _shifted(self, scores: Tensor) -> Tensor:
+        shifted = self.shift(scores)
+        if shifted.shape != scores.shape:  # it would draw the tokens of other columns
+            raise EngineError(
+                f"shift: returned shape {tuple(shifted.shape)}, not {tuple(scores.shape)}"
+            )
+        return shifted
 
     def advance(self, tokens: Tensor) -> None:
         for companion in self.companions:

@@ -105,6 +105,8 @@ class Strategy(ABC):
         self.x0 = problem.x0[problem.movable]
         still = problem.movable if problem.content is None else problem.content
         self._still = float(problem.x0[still & ~problem.movable].norm())
+        if self.x0.numel() == 0:
+            raise ValueError("no movable row: the prompt has only special tokens")
         row_norm, dim = float(self.x0.norm(dim=-1).mean()), self.x0.shape[-1]
         if row_norm == 0 and None in (settings.mu, settings.step_size):
             raise InputError("prompt embeddings are all zero; set mu and step_size")
@@ -113,6 +115,7 @@ class Strategy(ABC):
         self._generator = np.random.Generator(np.random.PCG64(derive_seed(problem.seed, "search")))
         self.iterations = 1
         self._points = 0
+        self._centres = self.x0[None]
         self._scores: list[float] = []
         self._accepted: int | None = None
         self._search = self._begin()
@@ -169,17 +172,19 @@ class Strategy(ABC):
         """Score `points` (n, movable, d), each by `completions_per_evaluation` completions.
 
         seeds: seeds of the sampling noise, one per point; equal seeds give equal noise. By default
-        all seeds differ.
+        all seeds differ. Raises InputError for a perturbation that rounding removes.
         """
         if self.iterations > self.max_iterations:
             yield ()  # ends the search, as in `accept`
         if role == "perturbation":
+            self._check_moved(points)
             default_seeds: list[tuple[int | str, ...]] = [
                 (role, len(self._scores) + i) for i in range(len(points))
             ]
         else:
             default_seeds = [(self._points + i,) for i in range(len(points))]
             self._points += len(points)
+            self._centres = self.cast(points)
         repeats = self.settings.completions_per_evaluation
         first = len(self._scores)
         candidates = []
@@ -226,6 +231,18 @@ class Strategy(ABC):
                 full, sampling_seeds, cosines, displacements, strict=True
             )
         ]
+
+    def _check_moved(self, points: Tensor) -> None:
+        """Raise InputError if a perturbed point, once rounded, equals the unperturbed point."""
+        rounded = self.cast(points)
+        if any(torch.equal(point, centre) for point in rounded for centre in self._centres):
+            dtype = self.problem.dtype
+            name = str(dtype).removeprefix("torch.")
+            smallest = float(self._centres.abs().median()) * torch.finfo(dtype).eps / 2
+            raise InputError(
+                f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
+                f"the smallest mu that moves this prompt is about {smallest:.2g}"
+            )
 
     def sampling_seed(self, *parts: int | str) -> int:
         return derive_seed(self.problem.seed, "sampling", *parts)
