@@ -20,7 +20,6 @@ from tide.engines.base import Completion
 from tide.evaluation.benchmarks import load_protocol
 from tide.evaluation.methods import (
     BaselineMethod,
-    Loaded,
     Method,
     MethodRules,
     check_method,
@@ -34,7 +33,7 @@ ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 def loaded(spec: str, protocol: str = "tide", **common: Any) -> Method:
     rules = MethodRules(load_protocol(protocol), common)
     check_method(spec, "scripted", rules)
-    return load_method(spec, Loaded(scripted_engine(), ReadingScorer()), rules)
+    return load_method(spec, scripted_engine(), ReadingScorer(), rules)
 
 
 def test_base_is_the_first_completion_of_a_search() -> None:

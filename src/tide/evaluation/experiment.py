@@ -33,7 +33,7 @@ from tide.evaluation.judging import (
     open_scorers,
     reference_named,
 )
-from tide.evaluation.methods import Loaded, Method, MethodRules, check_method, load_method
+from tide.evaluation.methods import Method, MethodRules, check_method, load_method
 from tide.evaluation.runs import (
     FORMAT,
     Run,
@@ -130,7 +130,7 @@ def evaluate(
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
-            chosen = [load_method(spec, Loaded(loaded, guide.scorer), rules) for spec in specs]
+            chosen = [load_method(spec, loaded, guide.scorer, rules) for spec in specs]
             paths = _folders(chosen, out, prompts.name, described["model"])
             for path in paths:
                 stack.enter_context(writing(files_of(path).records))

@@ -52,14 +52,6 @@ _OF_A_SEARCH = (
 )
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The model and the scorer of methods; or their names, to check a method."""
-
-    model: Engine | str
-    scorer: Scorer | str
-
-
 class SearchMethod:
     """A search strategy, or (`base`) the unmodified model.
 
@@ -68,7 +60,13 @@ class SearchMethod:
     """
 
     def __init__(
-        self, name: str, loaded: Loaded, settings: Settings, *, base: bool = False
+        self,
+        name: str,
+        model: Engine | str,
+        scorer: Scorer | str,
+        settings: Settings,
+        *,
+        base: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
         self.config: dict[str, Any] = {
@@ -77,7 +75,7 @@ class SearchMethod:
         }
         if code := code_digest(load_strategy(settings.strategy).strategy):
             self.config["strategy_code"] = code
-        self._loaded, self._base = loaded, base
+        self._model, self._scorer, self._base = model, scorer, base
 
     def records(
         self, rows: Sequence[Row], trials: Sequence[int], *, ordered: bool = False
@@ -88,8 +86,7 @@ class SearchMethod:
         The rows run together, so the seconds of a record are those since the record before it.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
-        model, scorer = self._loaded.model, self._loaded.scorer
-        detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
+        detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
         prompts = [row.asked for row in rows]
         started = time.perf_counter()
         for number, result in outcomes(detoxifier, prompts, ordered=ordered, trials=trials):
@@ -254,7 +251,7 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
     """
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
-        load_method(spec, Loaded(model, ""), rules)
+        load_method(spec, model, "", rules)
     elif name not in BASELINES.names() and ":" not in name:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known)}")
@@ -262,23 +259,24 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
         check_baseline(spec, rules.artefacts, model)
 
 
-def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
+def load_method(spec: str, model: Engine | str, scorer: Scorer | str, rules: MethodRules) -> Method:
     """Load the method that `spec` names, which `check_method` has accepted.
 
+    model, scorer: their names suffice to check a search.
     Raises InputError for an unknown setting, and for a baseline that cannot run on this engine.
     """
     resolve_settings(rules.common)  # an unknown setting is an error even if a method ignores it
     name, options = parse_spec(spec, "methods")
     _check_options(spec, name, options, rules.common)
     if name != "base" and not _is_search(name):
-        return _load_baseline(spec, loaded, rules)
+        return _load_baseline(spec, model, scorer, rules)
     preset: Mapping[str, Any] = _BASE
     layers: list[Mapping[str, Any]] = rules.layers
     common: Mapping[str, Any] = rules.of_all
     if name != "base":
         layers, common = [*layers, rules.protocol.search], rules.common
         preset = PRESETS.get(name) or _for_strategy(
-            name, preset_values("auto", name_of(loaded.model), name)
+            name, preset_values("auto", name_of(model), name)
         )
     variant = rules.protocol.variant
     try:
@@ -289,7 +287,7 @@ def load_method(spec: str, loaded: Loaded, rules: MethodRules) -> Method:
         raise InputError(f"methods: {spec}: {error}") from None
     standard = resolve_settings(preset, *layers, _with_options(preset, variant))
     full_name = run_name(name, settings, standard)
-    return SearchMethod(full_name, loaded, settings, base=name == "base")
+    return SearchMethod(full_name, model, scorer, settings, base=name == "base")
 
 
 def _check_options(
@@ -336,7 +334,7 @@ def method_of(detoxifier: Detoxifier, preset: str, *, chats: bool = False) -> Se
         settings = settings.for_chat(engine.chat_sampling)
         usual = usual.for_chat(engine.chat_sampling)
     full_name = run_name(name, settings, usual)
-    return SearchMethod(full_name, Loaded(engine, detoxifier.scorer), settings)
+    return SearchMethod(full_name, engine, detoxifier.scorer, settings)
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -374,9 +372,8 @@ def _is_search(name: str) -> bool:
     return name in {*PRESETS, *STRATEGIES.names()}
 
 
-def _load_baseline(spec: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
-    model: Any = loaded.model  # a baseline refuses an engine that it cannot use
-    scorer: Any = loaded.scorer
+def _load_baseline(spec: str, model: Any, scorer: Any, rules: MethodRules) -> BaselineMethod:
+    """Load a baseline, which refuses an engine that it cannot use."""
     baseline = load_baseline(spec, model, artefacts=rules.artefacts)
     settings = resolve_settings(*rules.layers, rules.of_all)
     full_name = run_name(baseline.name, settings, resolve_settings(*rules.layers))
