@@ -7,7 +7,6 @@ or of completions. One bootstrap over prompts therefore gives all intervals of a
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 Name = tuple[str, ...]
 
 _RESAMPLES = 2000
-# Maximum size of a bootstrap batch (resamples times prompts); BOLD has 23,679 prompts.
-_BATCH_NUMBERS = 4_000_000
 # Averages that are shares of completions or prompts, by the last part of their names.
 _SHARES = {"rate", "each", "changed", "empty", "degenerate", "unresolved", "refused"}
 # Costs, summed over the trials of a prompt.
@@ -279,8 +276,6 @@ def bootstrapped(
 
     sums, counts: by name, a number for each prompt; a prompt without a value has the count 0.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
-
     names = [name for name in sums if np.sum(counts[name])]
     above = np.array([sums[name] for name in names], dtype=float).T
     below = np.array([counts[name] for name in names], dtype=float).T
@@ -289,29 +284,17 @@ def bootstrapped(
     if prompts < 2:  # nothing to resample
         return {name: Estimate(float(value)) for name, value in zip(names, values, strict=True)}
 
-    def ratios(drawn: NDArray[np.intp], axis: int = -1) -> NDArray[np.float64]:
-        # With counts of how often each prompt was drawn, all sums are one matrix product.
-        counts = np.stack(
-            [np.bincount(numbers, minlength=prompts) for numbers in np.atleast_2d(drawn)]
-        )
-        quotients: NDArray[np.float64] = (counts @ above) / (counts @ below)
-        return quotients[0] if drawn.ndim == 1 else quotients.T
-
+    rng = np.random.default_rng(derive_seed(0, "bootstrap"))
+    ratios = np.empty((_RESAMPLES, len(names)))
     # A resample may miss the few prompts that have a value; then there is no interval. The square
     # of a broken text's perplexity may overflow.
-    with warnings.catch_warnings(), np.errstate(invalid="ignore", over="ignore"):
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        interval = bootstrap(
-            (np.arange(prompts),),
-            ratios,
-            vectorized=True,
-            n_resamples=_RESAMPLES,
-            method="percentile",
-            batch=max(1, _BATCH_NUMBERS // prompts),
-            random_state=np.random.default_rng(derive_seed(0, "bootstrap")),
-        ).confidence_interval
+    with np.errstate(invalid="ignore", over="ignore"):
+        for ratio in ratios:
+            drawn = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
+            ratio[:] = (drawn @ above) / (drawn @ below)
+        lows, highs = np.percentile(ratios, [2.5, 97.5], axis=0)
     estimates = {}
-    for name, mean, low, high in zip(names, values, interval.low, interval.high, strict=True):
+    for name, mean, low, high in zip(names, values, lows, highs, strict=True):
         value = float(mean)
         # If all prompts are equal, rounding may put the value outside its interval.
         estimates[name] = Estimate(
