@@ -185,8 +185,12 @@ _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]]
 PAIRS = "pairs"  # the group of texts that come from pairs
 
 
+def _is_blank(text: Any) -> bool:
+    return isinstance(text, str) and not text.strip()
+
+
 def _not_blank(text: str) -> str:
-    if not text.strip():
+    if _is_blank(text):
         raise ValueError("is empty")
     return text
 
@@ -244,7 +248,7 @@ def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
                     row["neutral"] = [neutral]
                 pair = parsed(Pair, row, where)
                 yield pair if pair.neutral else pair.texts[0]
-            elif row.get("text") != "":
+            elif not _is_blank(row.get("text")):
                 context = row.get("context") or row.get("messages") or row.get("prompt")
                 row["context"] = context_of(context, where)
                 row["group"] = str(row.get("source", ""))
