@@ -105,6 +105,7 @@ def test_word_filter_log_odds() -> None:
     """Counts texts with the word, not occurrences, plus 5: (5 + 5) / (0 + 5) for rain."""
     got = word_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
     assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
+    assert list(got) == ["a", "day", "fine", "rain"]
 
 
 def test_fudge_loss() -> None:

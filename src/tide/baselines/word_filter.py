@@ -45,14 +45,15 @@ class WordFilterOptions(Options):
 def word_odds(toxic: Iterable[str], harmless: Iterable[str]) -> dict[str, float]:
     """Return the log-odds of each lowercase word: log of toxic / other texts with the word.
 
-    5 is added to both counts of texts. There must be as many toxic as other texts.
+    5 is added to both counts of texts. There must be as many toxic as other texts. The words are in
+    alphabetical order: words of equal odds must not be ranked by Python's random hashes.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))
         for texts in (toxic, harmless)
     ]
     return {word: math.log((counts[0][word] + _PRIOR) / (counts[1][word] + _PRIOR))
-            for word in counts[0]}  # fmt: skip
+            for word in sorted(counts[0])}  # fmt: skip
 
 
 def sequences(tokenizer: Any, word: str) -> list[list[int]]:
