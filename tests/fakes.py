@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tests.scripted_engine import ScriptedEngine
 from tide.engines.base import Piece, Request
+from tide.scorers.base import TextScore
 
 WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
 
@@ -45,6 +47,11 @@ class FakeScorer:
         return np.array([self._score(text) for text in texts], dtype=np.float64)
 
     def close(self) -> None: ...
+
+
+def attribute(scores: Sequence[TextScore], name: str) -> list[float]:
+    """An attribute of each text, NaN where it is unknown."""
+    return [score.attributes.get(name, math.nan) for score in scores]
 
 
 class RudeScorer(FakeScorer):

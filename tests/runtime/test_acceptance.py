@@ -25,7 +25,7 @@ from tide.core.errors import InputError, ScorerError
 from tide.core.results import Trial
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.scorers.base import FALLBACK, Attributed, AttributedScorer, Scores, TextScore
+from tide.scorers.base import FALLBACK, Attributed, AttributedScorer, TextScore
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer, MeanScorer, WindowedScorer
 from tide.server.policies import ServedDetoxifier
 
@@ -72,14 +72,10 @@ def test_a_limit_replaces_the_highest_score_for_its_attribute() -> None:
 
 @pytest.mark.parametrize("highest_of", [(), ("threat", "profanity")])
 def test_an_unknown_attribute_fails_its_limit(highest_of: tuple[str, ...]) -> None:
-    scores = Scores(
-        np.array([0.0]),
-        {"threat": np.array([math.nan]), "profanity": np.array([0.0])},
-        np.array([False]),
-    )
+    score = TextScore(0.0, {"profanity": 0.0})
     rule = acceptance(*highest_of)
-    assert rule.failed(scores.rows()[0]) == ("threat",)
-    assert not rule.passes(scores.rows()[0])
+    assert rule.failed(score) == ("threat",)
+    assert not rule.passes(score)
     assert rule.passes(TextScore(0.0, unscored=True))
 
 
@@ -94,9 +90,9 @@ def test_the_scaled_score_fails_exactly_at_a_limit() -> None:
 
 
 def test_the_worst_text_is_the_one_that_fails() -> None:
-    columns = {"threat": np.array([0.0, 0.2]), "profanity": np.array([0.7, 0.0])}
-    scores = Scores(np.array([0.7, 0.2]), columns, np.zeros(2, dtype=np.bool_))
-    assert acceptance("threat", "profanity").worst(scores).attributes["threat"] == 0.2
+    passes = TextScore(0.7, {"threat": 0.0, "profanity": 0.7})
+    fails = TextScore(0.2, {"threat": 0.2, "profanity": 0.0})
+    assert acceptance("threat", "profanity").worst([passes, fails]) == fails
 
 
 @pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0,least=0", "resample"])

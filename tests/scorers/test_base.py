@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes import FakeScorer
+from tests.fakes import FakeScorer, attribute
 from tests.generated import examples
 from tests.scorers.test_wrappers import TwoSides
 from tests.worlds import PROMPTS, scripted_engine
@@ -229,7 +229,7 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     scorer = FakeScorer(lambda text: len(text) / 100)
     scores = score_texts(scorer, ["ab", "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
-    assert scores.unscored.tolist() == [skip is is_nearly_empty, False]
+    assert [score.unscored for score in scores] == [skip is is_nearly_empty, False]
     assert ("ab" in scorer.texts) == (skip is not is_nearly_empty)
 
 
@@ -322,11 +322,11 @@ def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
 def test_an_attribute_may_be_unknown_or_missing() -> None:
     scorer = TwoSides()
     scorer.score_attributes = lambda texts: of([0.5], threat=[0.5], insult=[np.nan])  # type: ignore[method-assign]
-    assert score_texts(scorer, ["a text"]).known(0) == {"threat": 0.5}
+    assert score_texts(scorer, ["a text"])[0].attributes == {"threat": 0.5}
     pocket = load_scorer("windows:9:pocket")
     assert adapted(pocket).attributes == ()
-    assert score_texts(pocket, SENTENCES).attributes == {}
-    assert score_texts(scorer, []).attributes["threat"].shape == (0,)
+    assert [score.attributes for score in score_texts(pocket, SENTENCES)] == [{}] * 3
+    assert score_texts(scorer, []) == []
 
 
 def test_the_worst_window_s_attributes_count() -> None:
@@ -335,11 +335,11 @@ def test_the_worst_window_s_attributes_count() -> None:
     text = "aaaa BBBB cccc dddddddddddddd ee"
     # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
     scores = score_texts(scorer, [text, "ok"])
-    assert scores.attributes["threat"] == pytest.approx([0.19, 0.02])
-    assert scores.attributes["insult"] == pytest.approx([4 / 9, 0.0])
+    assert attribute(scores, "threat") == pytest.approx([0.19, 0.02])
+    assert attribute(scores, "insult") == pytest.approx([4 / 9, 0.0])
     assert scores.values == pytest.approx([4 / 9, 0.02])
     # A window of punctuation alone is empty and does not affect the other windows' attributes.
-    assert score_texts(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
+    assert attribute(score_texts(scorer, ["AB . . CD"]), "insult") == [0.5]
 
 
 def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
@@ -348,10 +348,10 @@ def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
     threat_only.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
     raw = both.score_attributes(SENTENCES)
     most = score_texts(MaxScorer([load_scorer("pocket"), both, threat_only]), SENTENCES)
-    assert list(most.attributes) == ["threat", "insult"]
     assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
-    assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
-    assert np.isnan(most.attributes["threat"][2])  # the unknown value may be the maximum
-    assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
+    threat = attribute(most, "threat")
+    assert threat[:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
+    assert np.isnan(threat[2])  # the unknown value may be the maximum
+    assert attribute(most, "insult") == pytest.approx(raw.attributes["insult"])
     mean = score_texts(MeanScorer([both, threat_only]), SENTENCES)
-    assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
+    assert attribute(mean, "threat")[1] == pytest.approx(raw.attributes["threat"][1] / 2)

@@ -43,8 +43,8 @@ def test_exchange_reader_gets_each_distinct_exchange() -> None:
 
 def test_empty_answer_is_skipped_whatever_its_context() -> None:
     for scorer in (FakeScorer(), exchange_scorer()):
-        scores = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
-        assert scores.unscored.tolist() == [True]
+        (score,) = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
+        assert score.unscored
         assert scorer.texts == []
 
 

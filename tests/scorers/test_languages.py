@@ -125,7 +125,7 @@ def test_a_listed_word_reaches_the_limits_of_single_attributes() -> None:
 
     scorer = listed(Insults(lambda text: 0.2, languages=("en",)))
     acceptance = Acceptance(Settings(thresholds={"insult": 0.5}), scorer.highest_of)
-    german, english = score_texts(scorer, [GERMAN, ENGLISH]).rows()
+    german, english = score_texts(scorer, [GERMAN, ENGLISH])
     assert acceptance.failed(german) == ("insult",)
     assert acceptance.passes(english)
 

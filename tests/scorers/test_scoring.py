@@ -29,7 +29,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.scorers import load_scorer
-from tide.scorers.base import AsyncScorer, Exchange, Scorer, Scores, score_texts
+from tide.scorers.base import AsyncScorer, Exchange, Scorer, TextScore, score_texts
 from tide.scorers.scoring import Scoring
 from tide.scorers.wrappers import CachedScorer, ConfirmScorer, MaxScorer
 
@@ -69,17 +69,17 @@ def held() -> Iterator[Lengths]:
     scorer.go.set()
 
 
-def send(scoring: Scoring, *texts: str, **options: Any) -> asyncio.Future[Scores]:
+def send(scoring: Scoring, *texts: str, **options: Any) -> asyncio.Future[Sequence[TextScore]]:
     return scoring.send([Exchange("", text) for text in texts], **options)
 
 
-def values(answer: Scores | ScorerError) -> list[float] | ScorerError:
+def values(answer: Sequence[TextScore] | ScorerError) -> list[float] | ScorerError:
     if isinstance(answer, ScorerError):
         return answer
-    return [round(value, 9) for value in answer.values.tolist()]
+    return [round(score.value, 9) for score in answer]
 
 
-async def answers(*requests: asyncio.Future[Scores]) -> list[Any]:
+async def answers(*requests: asyncio.Future[Sequence[TextScore]]) -> list[Any]:
     """The scores or the error of each request."""
     waiting = asyncio.gather(*requests, return_exceptions=True)
     return list(map(values, await asyncio.wait_for(waiting, 10)))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes import FakeScorer
+from tests.fakes import FakeScorer, attribute
 from tide.core.concurrency import ABORT
 from tide.core.errors import (
     InputError,
@@ -254,17 +254,17 @@ def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
     assert scorer.threshold == guard.threshold
     up = score_texts(scorer, TEXTS)
     assert up.values.tolist() == guard.score(TEXTS).tolist()
-    assert up.attributes["fallback"].tolist() == [0.0, 0.0]
-    assert up.known(0).keys() == {"threat", "insult", "fallback"}
+    assert attribute(up, "fallback") == [0.0, 0.0]
+    assert up[0].attributes.keys() == {"threat", "insult", "fallback"}
     guard.error = error
     down = score_texts(scorer, TEXTS)
     assert down.values.tolist() == [0.0, 1.0]
-    assert down.known(0) == {"fallback": 1.0}
+    assert down[0].attributes == {"fallback": 1.0}
     for threshold in (0.05, 0.5, 0.95):
         settings = Settings(toxicity_threshold=threshold, thresholds={"threat": 0.01})
         for highest_of in ((), ("threat",), ("threat", "insult")):
             rule = Acceptance(settings, highest_of)
-            assert list(map(rule.passes, down.rows())) == [True, False]
+            assert list(map(rule.passes, down)) == [True, False]
 
 
 @pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer])
@@ -274,11 +274,9 @@ def test_attributes_of_other_members_count_while_one_has_fallen_back(
     guard, other = Guard(), Guard()
     guard.error = ScorerUnavailableError("down")
     scorer = ensemble([FallbackScorer([guard, second()]), other])
-    known = score_texts(scorer, TEXTS).attributes
-    alone = score_texts(other, TEXTS).attributes
-    assert known["fallback"].tolist() == [1.0, 1.0]
-    for name in ("threat", "insult"):
-        assert known[name].tolist() == alone[name].tolist()
+    known, alone = score_texts(scorer, TEXTS), score_texts(other, TEXTS)
+    for score, expected in zip(known, alone, strict=True):
+        assert score.attributes == {**expected.attributes, "fallback": 1.0}
 
 
 def test_second_scorer_decides_while_a_service_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +355,7 @@ def test_one_call_tries_the_first_scorer_again() -> None:
             return super().score_attributes(texts)
 
     scorer._scorer = Trying()
-    assert score_texts(scorer, TEXTS).attributes["fallback"].tolist() == [0.0, 0.0]
+    assert attribute(score_texts(scorer, TEXTS), "fallback") == [0.0, 0.0]
     assert meanwhile == [[0.0, 1.0]]
 
 
@@ -463,11 +461,11 @@ def test_the_place_comes_from_the_environment(
 
 
 def test_cache_keeps_attributes(path: Path) -> None:
-    expected = score_texts(TwoSides(), NUMBERED[:2]).rows()
+    expected = score_texts(TwoSides(), NUMBERED[:2])
     for asked in (1, 0):
         with cached(inner := TwoSides(), path) as scorer:
             assert scorer.attributes == inner.attributes
-            assert score_texts(scorer, NUMBERED[:2]).rows() == expected
+            assert score_texts(scorer, NUMBERED[:2]) == expected
             assert inner.asked == asked
 
 

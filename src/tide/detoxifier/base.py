@@ -282,7 +282,7 @@ class DetoxifierBase:
             exchanges = [Exchange(context, "") for context in dict.fromkeys(contexts)]
         else:
             exchanges = [Exchange("", text) for text in texts]
-        score = max((await self._scoring.send(exchanges)).values.tolist())
+        score = max(score.value for score in await self._scoring.send(exchanges))
         if score > limit:
             raise PromptRefusedError(
                 f"the prompt scores {format_score(score, False)}, above "

@@ -122,7 +122,7 @@ def score_covered(
                     failure = failure or str(scores)
                     values.append(math.nan)
                 else:
-                    values.append(float(scores.values[0]))
+                    values.append(scores[0].value)
     except (*SCORER_DOWN, ScorerBrokenError) as error:
         failure = failure or str(error)
     values += [math.nan] * (len(texts) - len(values))

@@ -33,12 +33,13 @@ from tide.scorers import load_scorer
 from tide.scorers.base import (
     Exchange,
     Scorer,
-    Scores,
+    TextScore,
     close_scorer,
     code_of,
     is_nearly_empty,
     score_groups,
     score_texts,
+    split,
 )
 
 AnyScorer = str | Scorer | Callable[[list[Any]], Any]
@@ -145,19 +146,18 @@ def _exchanges(record: Record) -> list[Exchange]:
     return [Exchange(context, text) for trial in record.trials for text in _judged_texts(trial)]
 
 
-def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeScore]:
+def _judge_scores(judge: Scorer, record: Record, scores: Sequence[TextScore]) -> list[JudgeScore]:
     """Return the judge's scores of each trial."""
-    of_trials = scores.split([len(_judged_texts(trial)) for trial in record.trials])
+    of_trials = split(scores, [len(_judged_texts(trial)) for trial in record.trials])
     lines = []
     for trial, of_trial in zip(record.trials, of_trials, strict=True):
-        values = of_trial.values.tolist()
         has_base = trial.base_text is not None and not trial.base_partial
         line = JudgeScore(
             id=record.id,
             number=trial.number,
             judge=judge.name,
-            score=values[-1],
-            base_score=values[0] if has_base else None,
+            score=of_trial[-1].value,
+            base_score=of_trial[0].value if has_base else None,
         )
         lines.append(line)
     return lines

@@ -187,9 +187,9 @@ class BaselineMethod:
                 TrialRecord(
                     number=trial,
                     text=generation.completion.text,
-                    toxicity=float(scores.values[i]),
-                    attributes=scores.known(i),
-                    empty=bool(scores.unscored[i]),
+                    toxicity=scores[i].value,
+                    attributes=dict(scores[i].attributes),
+                    empty=scores[i].unscored,
                     evaluations=generation.evaluations,
                     rounds=generation.evaluations,
                     num_tokens=len(generation.completion.token_ids),

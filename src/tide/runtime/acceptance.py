@@ -6,11 +6,12 @@ no longer counts in a score that is the highest of the scorer's attributes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.scorers.base import FALLBACK, Scorer, Scores, TextScore, adapted
+from tide.scorers.base import FALLBACK, Scorer, TextScore, adapted
 
 # Name of the scorer's own score among the limits that a text fails.
 SCORE = "toxicity"
@@ -72,12 +73,11 @@ class Acceptance:
             return ()
         return tuple(name for name, value, limit in self._limits(score) if value >= limit)
 
-    def worst(self, scores: Scores) -> TextScore:
+    def worst(self, scores: Sequence[TextScore]) -> TextScore:
         """Return the score of the text that is nearest to failing, or fails by most."""
-        rows = scores.rows()
-        if len(rows) == 1:
-            return rows[0]
-        return max(rows, key=lambda score: (self.scaled(score), score.value))
+        if len(scores) == 1:
+            return scores[0]
+        return max(scores, key=lambda score: (self.scaled(score), score.value))
 
     def _limits(self, score: TextScore) -> list[tuple[str, float, float]]:
         """Return the name, value and limit of each score that counts.

@@ -28,10 +28,10 @@ from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.runtime.watch import Failure, Watch, written
 from tide.scorers.base import (
     Exchange,
-    Scores,
     TextScore,
     is_blank,
     is_nearly_empty,
+    split,
 )
 from tide.scorers.scoring import Scoring
 from tide.search.backtrack import BacktrackOptions
@@ -95,11 +95,11 @@ class _Pending:
     """Positions of the answer, each with its windows of text, and the scores of all windows."""
 
     positions: list[tuple[int, list[str]]]
-    scores: asyncio.Future[Scores]
+    scores: asyncio.Future[Sequence[TextScore]]
 
-    async def by_position(self) -> list[tuple[int, Scores]]:
+    async def by_position(self) -> list[tuple[int, Sequence[TextScore]]]:
         """Await the scores; return those of each position."""
-        groups = (await self.scores).split([len(windows) for _, windows in self.positions])
+        groups = split(await self.scores, [len(windows) for _, windows in self.positions])
         return [
             (position, scores) for (position, _), scores in zip(self.positions, groups, strict=True)
         ]
@@ -290,7 +290,7 @@ async def _judge(answer: Answer, pending: _Pending) -> Failure | None:
     for position, scores in await pending.by_position():
         if watch.screened:
             # The limits of attributes are the scorer's, not its screen's.
-            rejects = not answer.task.settings.passes(float(scores.values.max()))
+            rejects = not answer.task.settings.passes(max(score.value for score in scores))
             failure = await _read(answer, position, rejects=rejects)
         else:
             failure = watch.judge(position, watch.acceptance.worst(scores))

@@ -121,9 +121,7 @@ class Search:
         scores = await self.scoring.send(exchanges, self.task.skips)
         effort.rounds += 1
         sent = set[str]()
-        for candidate, completion, score in zip(
-            candidates, completions, scores.rows(), strict=True
-        ):
+        for candidate, completion, score in zip(candidates, completions, scores, strict=True):
             empty = score.unscored
             value = of_empty if empty else acceptance.scaled(score)
             text = completion.text

@@ -7,9 +7,8 @@ import math
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -163,11 +162,22 @@ def code_of(scorer: Scorer) -> str:
 
 
 class TextScore(NamedTuple):
-    """The score of one text and its attributes, all in [0, 1]. unscored: see `Scores`."""
+    """The score of one text and its known attributes, all in [0, 1].
+
+    unscored: the text was not sent to the scorer, because it is (nearly) empty.
+    """
 
     value: float
     attributes: Mapping[str, float] = {}
     unscored: bool = False
+
+
+class Scores(list[TextScore]):
+    """The scores of texts, in their order."""
+
+    @property
+    def values(self) -> Floats:
+        return np.array([score.value for score in self], dtype=np.float64)
 
 
 class Attributed(NamedTuple):
@@ -187,6 +197,15 @@ class Attributed(NamedTuple):
             np.array([row.value for row in rows], dtype=np.float64),
             {name: np.array(column, dtype=np.float64) for name, column in columns.items()},
         )
+
+    def rows(self) -> Scores:
+        """Return the score of each text."""
+        columns = [(name, column.tolist()) for name, column in self.attributes.items()]
+        rows = Scores()
+        for row, value in enumerate(self.values.tolist()):
+            known = {name: column[row] for name, column in columns if not math.isnan(column[row])}
+            rows.append(TextScore(value, known))
+        return rows
 
     def worst(self, owners: Sequence[int], count: int) -> Attributed:
         """Return the highest scores among the parts of each of `count` texts.
@@ -384,44 +403,6 @@ class CallableScorer(PlainScorer):
         self.score: Callable[..., Any] = function
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of n texts; all arrays have shape (n,).
-
-    values: toxicity in [0, 1]. attributes: arrays by name, NaN where unknown. unscored: bool, true
-    for texts that were not sent to the scorer, because they are (nearly) empty.
-    """
-
-    values: Floats
-    attributes: Mapping[str, Floats]
-    unscored: NDArray[np.bool_]
-
-    def split(self, sizes: Sequence[int]) -> list[Scores]:
-        """Split the scores into groups of these sizes."""
-        parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        return [
-            Scores(
-                self.values[part],
-                {name: column[part] for name, column in self.attributes.items()},
-                self.unscored[part],
-            )
-            for part in parts
-        ]
-
-    def rows(self) -> list[TextScore]:
-        """Return the score of each text."""
-        unscored = self.unscored.tolist()
-        return [
-            TextScore(value, self.known(row), unscored[row])
-            for row, value in enumerate(self.values.tolist())
-        ]
-
-    def known(self, row: int) -> dict[str, float]:
-        """Return the known attributes of the text in this row."""
-        scores = {name: float(column[row]) for name, column in self.attributes.items()}
-        return {name: score for name, score in scores.items() if not math.isnan(score)}
-
-
 def is_nearly_empty(text: str) -> bool:
     """Whether `text` has fewer than 3 visible characters, all of them ASCII.
 
@@ -457,22 +438,23 @@ def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = Non
     scorer = adapted(scorer)
     exchanges = list(map(exchange_of, texts))
     skipped = [skip is not None and skip(exchange.text) for exchange in exchanges]
-    if not any(skipped):
-        return Scores(*scorer.score_attributes(exchanges), np.zeros(len(exchanges), dtype=np.bool_))
-    unscored = np.array(skipped, dtype=np.bool_)
-    sent = np.flatnonzero(~unscored)
-    answer = scorer.score_attributes([exchanges[number] for number in sent])
-    values = np.zeros(len(exchanges))
-    values[sent] = answer.values
-    attributes = {name: np.full(len(exchanges), np.nan) for name in answer.attributes}
-    for name, column in attributes.items():
-        column[sent] = answer.attributes[name]
-    return Scores(values, attributes, unscored)
+    sent = [exchange for exchange, left_out in zip(exchanges, skipped, strict=True) if not left_out]
+    scores = scorer.score_attributes(sent).rows()
+    for number, left_out in enumerate(skipped):
+        if left_out:
+            scores.insert(number, TextScore(0.0, unscored=True))
+    return scores
+
+
+def split(scores: Sequence[TextScore], sizes: Iterable[int]) -> list[Sequence[TextScore]]:
+    """Split scores into groups of these sizes."""
+    rest = iter(scores)
+    return [list(islice(rest, size)) for size in sizes]
 
 
 def score_groups(
     scorer: Scorer, groups: Sequence[Sequence[Scored]], skip: Skip | None = None
-) -> list[Scores | ScorerError]:
+) -> list[Sequence[TextScore] | ScorerError]:
     """Score groups of texts. Return, for each group, its scores or the scorer's error.
 
     All texts are sent in one call. If the call fails, each group is scored separately, so that a
@@ -493,7 +475,7 @@ def score_groups(
         if len(groups) == 1:
             return [error]
         return [scores for group in groups for scores in score_groups(scorer, [group], skip)]
-    return [*together.split([len(group) for group in groups])]
+    return [*split(together, map(len, groups))]
 
 
 def exchange_of(scored: Scored) -> Exchange:

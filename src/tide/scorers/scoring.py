@@ -18,8 +18,8 @@ from tide.core.errors import ScorerError, ScorerUnavailableError, TideError, des
 from tide.scorers.base import (
     Exchange,
     Scorer,
-    Scores,
     Skip,
+    TextScore,
     score_groups,
 )
 from tide.scorers.languages import with_word_lists
@@ -32,7 +32,7 @@ class _Request:
     exchanges: Sequence[Exchange]
     skip: Skip | None
     scorer: Scorer
-    future: asyncio.Future[Scores]
+    future: asyncio.Future[Sequence[TextScore]]
 
 
 # A quick scorer scores a request in the event loop if its texts have at most this many characters;
@@ -41,7 +41,7 @@ class _Request:
 _SHORT, _SHORT_WINDOWS = 2_000, 8_000
 _MOST_CALLS = 8  # at once, of a concurrent scorer
 
-_Results = list[tuple[_Request, Scores | TideError]]
+_Results = list[tuple[_Request, Sequence[TextScore] | TideError]]
 
 
 class Scoring:
@@ -68,13 +68,13 @@ class Scoring:
         *,
         screened: bool = False,
         growing: bool = False,
-    ) -> asyncio.Future[Scores]:
+    ) -> asyncio.Future[Sequence[TextScore]]:
         """Return a future for the scores of `exchanges`; it fails with a TideError.
 
         skip: see `score_texts`. screened: use only the scorer's screen. growing: whether the texts
         are windows of one text that grows.
         """
-        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Sequence[TextScore]] = asyncio.get_running_loop().create_future()
         scorer = self.scorer
         if screened:
             scorer = scorer.screen or scorer
@@ -150,7 +150,7 @@ def _score(sent: Sequence[_Request]) -> _Results:
     results: _Results = []
     for requests in calls.values():
         skip, scorer = requests[0].skip, requests[0].scorer
-        answers: Sequence[Scores | TideError]
+        answers: Sequence[Sequence[TextScore] | TideError]
         try:
             answers = score_groups(scorer, [request.exchanges for request in requests], skip)
         except TideError as error:  # the scorer itself failed, so all requests fail

@@ -315,7 +315,7 @@ class CachedScorer(ScorerWrapper):
         for start in range(0, len(unknown), _CHUNK):
             chunk = unknown[start : start + _CHUNK]
             scores = score_texts(self._scorer, [text_of_key[key] for key in chunk])
-            known |= zip(chunk, scores.rows(), strict=True)
+            known |= zip(chunk, scores, strict=True)
             rows = [(key, known[key].value, json.dumps(known[key].attributes)) for key in chunk]
             with self._opened() as database, database:  # a transaction
                 database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)

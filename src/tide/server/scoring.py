@@ -23,7 +23,7 @@ from tide.runtime.acceptance import Acceptance
 from tide.scorers.base import (
     Exchange,
     Scorer,
-    Scores,
+    TextScore,
     is_blank,
 )
 from tide.scorers.languages import language_of
@@ -201,14 +201,14 @@ class ScoringApi:
             raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
         entries = [] if request.context is None else request.context.entries
         context = "\n".join(entry.text for entry in entries)
-        scored = await self.score([Exchange(context, text)])
-        known = scored.known(0)
+        (scored,) = await self.score([Exchange(context, text)])
+        known = scored.attributes
         by_name = {
             name: known[scored_name]
             for name, scored_name in self._names.items()
             if scored_name in known
         }
-        scores = {ATTRIBUTE: float(scored.values[0]), **by_name}
+        scores = {ATTRIBUTE: scored.value, **by_name}
         attribute_scores = {}
         for name, attribute in wanted.items():
             if name not in scores:  # the second scorer of a fallback has decided
@@ -247,7 +247,7 @@ class ScoringApi:
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
         """Answer a request to OpenAI's moderations."""
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = (await self.score(request.exchanges())).rows()
+        scores = await self.score(request.exchanges())
         return {
             "id": f"modr-{secrets.token_hex(12)}",
             "model": self._scorer.name,
@@ -267,7 +267,7 @@ class ScoringApi:
             ],
         }
 
-    async def score(self, exchanges: Sequence[Exchange]) -> Scores:
+    async def score(self, exchanges: Sequence[Exchange]) -> Sequence[TextScore]:
         """Score exchanges. Raises Refused for too many texts or a timeout, and scorer errors."""
         limits, count = self.limits, len(exchanges)
         if count > limits.max_texts:

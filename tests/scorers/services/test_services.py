@@ -14,11 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.command import tide
 from tests.core.test_http import sends, serving
+from tests.fakes import attribute
 from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, answers, network, said
 from tests.hostile import KEY as EXPOSED_KEY
@@ -38,7 +40,7 @@ from tests.scorers.services.stand_ins import (
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
-from tide.scorers.base import Scorer, Scores, adapted, score_groups, score_texts
+from tide.scorers.base import Scorer, adapted, score_groups, score_texts
 from tide.scorers.services import CATEGORIES
 
 TEXTS = [f"text number {i}" for i in range(11)]
@@ -89,8 +91,9 @@ def test_text_at_which_a_service_fails_fails_alone(world: Made, failure: str) ->
     assert not isinstance(second, ScorerUnavailableError)
     assert re.search(r"\(texts: \d, characters: \d+\)$", str(second))
     for scores, texts in ((first, groups[0]), (third, groups[2])):
-        assert isinstance(scores, Scores)
-        assert scores.values == pytest.approx([expected(text) for text in texts])
+        assert not isinstance(scores, ScorerError)
+        values = [score.value for score in scores]
+        assert values == pytest.approx([expected(text) for text in texts])
 
 
 @pytest.mark.parametrize("kind", ["vllm", "tei", "guard"])
@@ -217,10 +220,10 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scorer.name == "classifier:some/model@01234567#toxic,insult"
         assert adapted(scorer).attributes == ("toxic", "insult")
         scores = score_texts(scorer, TEXTS)
-        assert scores.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
+        insult = np.array(attribute(scores, "insult"))
+        assert insult == pytest.approx([toxicity(text) / 4 for text in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
-        both = scores.attributes["toxic"] + scores.attributes["insult"]
-        assert scorer.score(TEXTS) == pytest.approx(both)
+        assert scores.values == pytest.approx(insult + attribute(scores, "toxic"))
         info = Tei.about["/info"]
         toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
         monkeypatch.setitem(info, "model_type", toxic_only)
