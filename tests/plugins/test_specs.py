@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError
-from tide.plugins.specs import Spec, alternatives, format_spec, parse, parse_spec, split_specs
+from tide.plugins.specs import (
+    WRAPPERS,
+    Spec,
+    alternatives,
+    format_spec,
+    parse,
+    parse_spec,
+    split_specs,
+)
 
-WRAPPERS = {"cache": "cache:X", "windows": "windows:NUMBER:X", "max": "max:X,X", "mean": "mean:X,X"}
 words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_size=8)
 balanced = st.recursive(
     st.text("ab=:# ,|", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
@@ -24,7 +31,7 @@ leaves = st.builds(
     words.filter(lambda name: name[0].isalpha() and name not in WRAPPERS),
     st.none() | st.builds("{}#{}".format, words, balanced).map(str.strip),
 )
-numbers = st.sampled_from(["", "5", "0.5"])
+numbers = st.sampled_from(["", "5"])
 trees = st.recursive(
     leaves,
     lambda inner: (
@@ -55,10 +62,10 @@ def test_formatted_specs_parse_to_the_same(methods: list[tuple[str, dict[str, st
 
 @given(trees)
 def test_nested_specs_parse_to_the_same(spec: Spec) -> None:
-    assert parse(str(spec), wrappers=WRAPPERS) == spec
-    assert parse(f"({spec})", wrappers=WRAPPERS) == spec
-    others = split_specs(f"a,({spec}),b", wrappers=WRAPPERS)
-    assert [others[0], parse(others[1], wrappers=WRAPPERS), others[2]] == ["a", spec, "b"]
+    assert parse(str(spec)) == spec
+    assert parse(f"({spec})") == spec
+    others = split_specs(f"a,({spec}),b")
+    assert [others[0], parse(others[1]), others[2]] == ["a", spec, "b"]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,7 @@ def test_nested_specs_parse_to_the_same(spec: Spec) -> None:
     ],
 )
 def test_split_specs_at_commas(text: str, expected: list[str]) -> None:
-    assert split_specs(text, wrappers=WRAPPERS) == expected
+    assert split_specs(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_formatted_value_is_no_alternative(value: str) -> None:
     ],
 )  # fmt: skip
 def test_parse_nested_specs(text: str, spec: Spec) -> None:
-    assert parse(text, wrappers=WRAPPERS, names=["hf", *WRAPPERS]) == spec
+    assert parse(text, names=["hf", *WRAPPERS]) == spec
 
 
 def test_bad_specs_and_lists_are_named() -> None:
@@ -131,7 +138,7 @@ def test_bad_specs_and_lists_are_named() -> None:
             split_specs(text, "--methods")
 
 
-@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, wrappers=WRAPPERS)])
+@pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse)])
 @pytest.mark.parametrize("text", ["max:b=(1", "max:b=1)", "max:b=1,(a", "max:b=1,a),b"])
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(InputError, match="--here: an unmatched parenthesis"):

@@ -99,12 +99,15 @@ def test_windows_keep_their_context() -> None:
     }
 
 
-def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -> None:
+def test_cache_distinguishes_contexts_for_exchange_reader_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "scores"))
     exchanges, texts = exchange_scorer(), FakeScorer()
     chat = Exchange(Chat.of(CHAT.dump()[1:]), "Yes.")
     pairs = [*PAIRS, Exchange(CHAT, "Yes."), chat, Exchange(str(CHAT.dump()), "Yes.")]
     for scorer, count in ((exchanges, 5), (texts, 1)):
-        with closing(CachedScorer(scorer, tmp_path / str(count))) as cached:
+        with closing(CachedScorer(scorer)) as cached:
             first = score_texts(cached, pairs).values.tolist()
             assert score_texts(cached, pairs[::-1]).values.tolist() == first[::-1]
         assert len(scorer.texts) == count

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -377,13 +376,13 @@ def test_what_it_raises_is_an_error_and_never_a_score(
     ("way", "around"),
     [("deadline", ""), ("stream", "max"), ("task", ""), ("task", "cache"), ("close", "")],
 )
-def test_who_leaves_cancels_the_call(way: str, around: str, tmp_path: Path) -> None:
+def test_who_leaves_cancels_the_call(way: str, around: str) -> None:
     scorer = Hangs()
     wrapped: Scorer | AsyncScorer = scorer
     if around == "max":
         wrapped = MaxScorer([load_scorer(scorer), load_scorer(scorer)])
     elif around == "cache":
-        wrapped = CachedScorer(load_scorer(scorer), tmp_path / "scores.sqlite3")
+        wrapped = CachedScorer(load_scorer(scorer))
     engine = scripted_engine()
 
     async def leave() -> None:

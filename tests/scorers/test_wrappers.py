@@ -126,7 +126,7 @@ def test_members_are_two_or_more(members: str) -> None:
         load_scorer(members.replace("A", "lexicon"))
 
 
-def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path: Path) -> None:
+def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> None:
     quick, slow = FakeScorer(quick=True), FakeScorer()
     assert MaxScorer([quick, quick]).quick
     assert not MaxScorer([quick, slow]).quick
@@ -135,7 +135,7 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path
     screen = MaxScorer([confirm, quick]).screen
     assert screen is not None
     assert screen.quick
-    assert not CachedScorer(quick, tmp_path / "scores").quick
+    assert not CachedScorer(quick).quick
 
 
 def test_an_ensemble_is_concurrent_if_all_its_scorers_are() -> None:
@@ -306,10 +306,11 @@ def test_other_errors_of_the_first_scorer_are_raised() -> None:
 
 
 def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard, now = Guard(), 1000.0
-    scorer = FallbackScorer([guard, second()], clock=lambda: now)
+    monkeypatch.setattr(wrappers, "monotonic", lambda: now)
+    scorer = FallbackScorer([guard, second()])
     guard.error = ScorerUnavailableError("the guard is down")
     with caplog.at_level(logging.WARNING, "tide"):
         for seconds, asked in ((0.0, 1), (0.0, 1), (9.9, 1), (10.1, 2), (10.1, 2)):
@@ -327,7 +328,7 @@ def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     ]
 
 
-def test_first_scorer_answers_another_thread_meanwhile() -> None:
+def test_first_scorer_answers_another_thread_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard()
     guard.error = ScorerUnavailableError("down")
 
@@ -335,16 +336,18 @@ def test_first_scorer_answers_another_thread_meanwhile() -> None:
         scorer._retry_at = None  # as another thread does after an answer
         return 0.0
 
-    scorer = FallbackScorer([guard, second()], clock=clock)
+    scorer = FallbackScorer([guard, second()])
+    monkeypatch.setattr(wrappers, "monotonic", clock)
     for _ in range(2):
         assert len(scorer.score(TEXTS)) == len(TEXTS)
 
 
-def test_one_call_tries_the_first_scorer_again() -> None:
+def test_one_call_tries_the_first_scorer_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls meanwhile do not wait for a scorer that hangs."""
     guard, now = Guard(), 1000.0
+    monkeypatch.setattr(wrappers, "monotonic", lambda: now)
     guard.error = ScorerUnavailableError("down")
-    scorer = FallbackScorer([guard, second()], clock=lambda: now)
+    scorer = FallbackScorer([guard, second()])
     scorer.score(TEXTS)
     now += 11
     meanwhile: list[list[float]] = []
@@ -376,55 +379,58 @@ def by_length(name: str = "lengths@1") -> FakeScorer:
 
 
 @contextmanager
-def cached(scorer: Any, path: Path | str) -> Iterator[CachedScorer]:
-    with closing(CachedScorer(scorer, path)) as opened:
+def cached(scorer: Any) -> Iterator[CachedScorer]:
+    with closing(CachedScorer(scorer)) as opened:
         yield opened
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a" / "scores.sqlite3"
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the cache."""
+    path = tmp_path / "a" / "scores.sqlite3"
+    monkeypatch.setenv("TIDE_CACHE", str(path))
+    return path
 
 
-def test_asks_once_across_objects_for_each_revision(path: Path) -> None:
+def test_asks_once_across_objects_for_each_revision() -> None:
     expected = [len(text) / 100 for text in NUMBERED]
-    with cached(first := by_length(), path) as scorer:
+    with cached(first := by_length()) as scorer:
         assert (scorer.name, scorer.threshold) == ("lengths@1", 0.4)
         assert scorer.score(NUMBERED) == pytest.approx(expected)
         assert scorer.score(NUMBERED[::-1]) == pytest.approx(expected[::-1])
         assert first.texts == NUMBERED
-    with cached(second := by_length(), path) as scorer:
+    with cached(second := by_length()) as scorer:
         assert scorer.score([*NUMBERED, "a new one", NUMBERED[0]])[:200] == pytest.approx(expected)
         assert second.texts == ["a new one"]
         assert scorer.score([]).shape == (0,)
-    with cached(renamed := by_length("lengths@2"), path) as scorer:
+    with cached(renamed := by_length("lengths@2")) as scorer:
         scorer.score(NUMBERED[:3])
         assert renamed.texts == NUMBERED[:3]
 
 
-def test_what_was_scored_before_an_outage_is_kept(path: Path) -> None:
+def test_what_was_scored_before_an_outage_is_kept() -> None:
     def fail_late(text: str) -> float:
         if text == NUMBERED[130]:
             raise TimeoutError("late")
         return len(text) / 100
 
     failing = FakeScorer(fail_late, name="lengths@1")
-    with cached(failing, path) as scorer, pytest.raises(ScorerUnavailableError, match="lengths@1"):
+    with cached(failing) as scorer, pytest.raises(ScorerUnavailableError, match="lengths@1"):
         score_texts(scorer, NUMBERED)
-    with cached(back := by_length(), path) as scorer:
+    with cached(back := by_length()) as scorer:
         scorer.score(NUMBERED)
         assert back.texts == NUMBERED[128:]
 
 
-def test_what_is_no_score_is_not_stored(path: Path) -> None:
+def test_what_is_no_score_is_not_stored() -> None:
     bad = FakeScorer(lambda text: 1.5, name="lengths@1")
-    with cached(bad, path) as scorer, pytest.raises(ScorerError, match="not a score"):
+    with cached(bad) as scorer, pytest.raises(ScorerError, match="not a score"):
         scorer.score(NUMBERED[:1])
-    with cached(by_length(), path) as scorer:
+    with cached(by_length()) as scorer:
         assert scorer.score(NUMBERED[:1]) == pytest.approx([0.13])
 
 
-def test_cache_forgets_scores_of_edited_code(path: Path, tmp_path: Path) -> None:
+def test_cache_forgets_scores_of_edited_code(tmp_path: Path) -> None:
     """A class keeps its name while its file, or a function beside it, is edited."""
     code = tmp_path / "mine.py"
     for value in (0.1, 0.2):
@@ -435,35 +441,34 @@ def test_cache_forgets_scores_of_edited_code(path: Path, tmp_path: Path) -> None
             "    def score(self, texts):\n        return [value()] * len(texts)\n"
         )
         for spec in (f"{code}:Mine", f"windows:{code}:Mine"):
-            with cached(load_scorer(spec), path) as opened:
+            with cached(load_scorer(spec)) as opened:
                 assert opened.score(["a text"]) == [value]
 
 
-def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite3"
+def test_a_file_that_is_no_cache(path: Path) -> None:
+    path.parent.mkdir()
     path.write_text("something else entirely, long enough to be looked at" * 100)
     with pytest.raises(ScorerError, match=r"scores\.sqlite3 cannot be used: .*delete the file"):
-        CachedScorer(by_length(), path)
+        CachedScorer(by_length())
 
 
 def test_the_place_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "here.sqlite3"))
     with closing(load_scorer("cache:pocket")) as scorer:
         assert scorer.name == load_scorer("pocket").name
         scorer.score(["a secret text"])
-    assert b"a secret text" not in (tmp_path / "here.sqlite3").read_bytes()
+    assert b"a secret text" not in path.read_bytes()
     monkeypatch.delenv("TIDE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_scorer("cache:pocket").close()
     assert (tmp_path / "tide" / "scores.sqlite3").exists()
 
 
-def test_cache_keeps_attributes(path: Path) -> None:
+def test_cache_keeps_attributes() -> None:
     expected = score_texts(TwoSides(), NUMBERED[:2])
     for asked in (1, 0):
-        with cached(inner := TwoSides(), path) as scorer:
+        with cached(inner := TwoSides()) as scorer:
             assert scorer.attributes == inner.attributes
             assert score_texts(scorer, NUMBERED[:2]) == expected
             assert inner.asked == asked
@@ -471,9 +476,9 @@ def test_cache_keeps_attributes(path: Path) -> None:
 
 @pytest.mark.parametrize("score", [7.0, -0.5])
 def test_cache_gives_out_no_invalid_score(path: Path, score: float) -> None:
-    with cached(by_length(), path) as scorer:
+    with cached(by_length()) as scorer:
         scorer.score(NUMBERED[:3])
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE texts SET score = ?", [score])
-    with cached(by_length(), path) as scorer, pytest.raises(ScorerError, match="is not a score"):
+    with cached(by_length()) as scorer, pytest.raises(ScorerError, match="is not a score"):
         score_texts(scorer, NUMBERED[:3])

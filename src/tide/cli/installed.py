@@ -25,6 +25,7 @@ from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
+from tide.plugins.specs import WRAPPERS
 from tide.scorers import DEFAULT_SCORER, is_function, load_scorer
 
 _WIDTH = 80

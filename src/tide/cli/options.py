@@ -19,8 +19,8 @@ from tide.core.errors import InputError
 from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.detoxifier.presets import DEFAULT, PRESETS
 from tide.engines import REGISTRY as ENGINES
-from tide.plugins.specs import parse, split_specs
-from tide.scorers import DEFAULT_SCORER, WRAPPERS
+from tide.plugins.specs import WRAPPERS, parse, split_specs
+from tide.scorers import DEFAULT_SCORER
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
 
@@ -226,9 +226,9 @@ def judges(values: Iterable[str] | None) -> list[str]:
     """Return the specs in the values of --judges. Raises InputError for an invalid spec."""
     names = SCORERS.names()
     return [
-        str(parse(spec, "--judges", WRAPPERS, names))
+        str(parse(spec, "--judges", names))
         for value in values or ()
-        for spec in split_specs(value, "--judges", WRAPPERS, names)
+        for spec in split_specs(value, "--judges", names)
     ]
 
 

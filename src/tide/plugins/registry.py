@@ -94,14 +94,8 @@ def _imported(origin: str, target: str) -> Any:
     except MissingDependencyError:
         raise
     except (Exception, SystemExit) as error:  # third-party code may fail in any way
-        hint = (
-            f"; for the file write {source}.py:{attribute}"
-            if Path(f"{source}.py").is_file()
-            else ""
-        )
-        raise InputError(
-            f"{origin}: {source} cannot be imported: {first_line(error)}{hint}"
-        ) from error
+        problem = f"{source} cannot be imported: {first_line(error)}"
+        raise InputError(f"{origin}: {problem}") from error
     if not callable(value := getattr(module, attribute, None)):
         raise InputError(f"{origin}: {source} has no class or function {attribute!r}")
     return value

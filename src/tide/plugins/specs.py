@@ -19,15 +19,21 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 
 from tide.core.errors import InputError
 
-# Usage of each wrapper, by name. NUMBER in a usage allows a number, a comma marks an ensemble.
-Wrappers = Mapping[str, str]
-_NOTHING: Wrappers = MappingProxyType({})
+# Scorers that wrap other scorers, with their syntax. NUMBER is a wrapper's only setting; a comma
+# marks an ensemble.
+WRAPPERS = {
+    "cache": "cache:SCORER",
+    "windows": "windows:SCORER or windows:NUMBER:SCORER",
+    "max": "max:SCORER,SCORER",
+    "mean": "mean:SCORER,SCORER",
+    "confirm": "confirm:SCORER,SCORER",
+    "fallback": "fallback:SCORER,SCORER",
+}
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
+_NUMBER = re.compile(r"(\d{1,9}):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -54,28 +60,23 @@ class Spec:
         return ":".join(part for part in parts if part is not None)
 
 
-def parse(
-    text: str,
-    option: str = "spec",
-    wrappers: Wrappers = _NOTHING,
-    names: Container[str] = (),
-) -> Spec:
-    """Parse one spec. wrappers: usage of the wrappers, by name. names: the registered names.
+def parse(text: str, option: str = "spec", names: Container[str] = WRAPPERS) -> Spec:
+    """Parse one spec. names: the registered names.
 
     Raises InputError, naming `option`, for a text without a name or with an unmatched parenthesis.
     """
     text = text.strip()
     if (inside := _inside(text)) is not None:
-        return parse(inside, option, wrappers, names)
-    name, rest = _head(text, names or wrappers)
+        return parse(inside, option, names)
+    name, rest = _head(text, names)
     if not name:
         raise InputError(f"{option}: {text!r} does not begin with a name")
-    usage = wrappers.get(name)
+    usage = WRAPPERS.get(name)
     if usage is None or rest is None:
         return Spec(name, rest)
     number, rest = _number(usage, rest)
-    parts = split_specs(rest, option, wrappers, names) if "," in usage else [rest]
-    inner = tuple(parse(part, option, wrappers, names) for part in parts)
+    parts = split_specs(rest, option, names) if "," in usage else [rest]
+    inner = tuple(parse(part, option, names) for part in parts)
     return Spec(name, None, number, inner)
 
 
@@ -113,13 +114,11 @@ def format_spec(name: str, settings: Mapping[str, str]) -> str:
     return f"{name}:{','.join(items)}" if items else name
 
 
-def split_specs(
-    text: str, option: str = "specs", wrappers: Wrappers = _NOTHING, names: Container[str] = ()
-) -> list[str]:
+def split_specs(text: str, option: str = "specs", names: Container[str] = WRAPPERS) -> list[str]:
     """Split a comma-separated list of specs; a `key=value` belongs to the spec before it.
 
     `rad:beta=50,sasa:beta=100,normalize=raw,tide` contains `rad:beta=50`,
-    `sasa:beta=100,normalize=raw` and `tide`. wrappers, names: as in `parse`. Raises InputError,
+    `sasa:beta=100,normalize=raw` and `tide`. names: as in `parse`. Raises InputError,
     naming `option`, for an empty entry, or a `key=value` without a spec before it.
     """
     specs: list[str] = []
@@ -127,7 +126,7 @@ def split_specs(
         if not piece:
             raise InputError(f"{option}: an empty entry between commas in {text!r}")
         is_option = "=" in piece.partition(":")[0]
-        if specs and (_is_open(specs[-1], wrappers, names) or (is_option and ":" in specs[-1])):
+        if specs and (_is_open(specs[-1], names) or (is_option and ":" in specs[-1])):
             specs[-1] += f",{piece}"
         elif is_option:
             raise InputError(
@@ -175,13 +174,13 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", rest)
 
 
-def _is_open(spec: str, wrappers: Wrappers, names: Container[str]) -> bool:
+def _is_open(spec: str, names: Container[str]) -> bool:
     """Return whether `spec` ends inside an ensemble, so that a comma after it adds a member."""
-    name, rest = _head(spec, names or wrappers)
-    while rest is not None and name in wrappers:
-        if "," in wrappers[name]:
+    name, rest = _head(spec, names)
+    while rest is not None and name in WRAPPERS:
+        if "," in WRAPPERS[name]:
             return True
-        name, rest = _head(_number(wrappers[name], rest)[1], names or wrappers)
+        name, rest = _head(_number(WRAPPERS[name], rest)[1], names)
     return False
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.plugins.registry import Registry
-from tide.plugins.specs import Spec, parse, parse_spec
+from tide.plugins.specs import WRAPPERS, Spec, parse, parse_spec
 
 if TYPE_CHECKING:
     from tide.scorers.base import AsyncScorer, Scorer
@@ -37,15 +37,6 @@ REGISTRY = Registry(
         "fallback": "tide.scorers.wrappers:FallbackScorer",
     },
 )
-# Scorers that wrap other scorers, with their syntax; NUMBER is a wrapper's only setting.
-WRAPPERS = {
-    "cache": "cache:SCORER",
-    "windows": "windows:SCORER or windows:NUMBER:SCORER",
-    "max": "max:SCORER,SCORER",
-    "mean": "mean:SCORER,SCORER",
-    "confirm": "confirm:SCORER,SCORER",
-    "fallback": "fallback:SCORER,SCORER",
-}
 
 
 def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any]) -> Scorer:
@@ -75,7 +66,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
 
     if isinstance(scorer, str):
-        return _create(parse(scorer, "scorer", WRAPPERS, REGISTRY.names()))
+        return _create(parse(scorer, "scorer", REGISTRY.names()))
     if isinstance(scorer, type):
         raise InputError(
             f"scorer: {scorer.__name__} is a class; pass an instance, {scorer.__name__}()"
@@ -99,7 +90,9 @@ def _create(spec: Spec) -> Scorer:
         _, values = parse_spec(str(spec), "scorer", REGISTRY.names())
         arguments = [create.options_class.of("scorer", spec.name, values)]
     elif spec.inner:
-        arguments = [spec.inner, *([float(spec.number)] if spec.number else [])]
+        arguments = [spec.inner]
+        if spec.number:
+            arguments.append(int(spec.number))
     try:
         inspect.signature(create).bind(*arguments)
     except TypeError:

@@ -21,7 +21,7 @@ from pydantic import AliasPath, BaseModel, Field
 
 from tide.core.chat import Chat, in_parts
 from tide.core.errors import InputError, ScorerError, guarded
-from tide.core.http import Client, Rows, ServerFailed, api_root
+from tide.core.http import Rows, ServerFailed, api_root
 from tide.scorers.base import (
     HEALTH_TEXT,
     Exchange,
@@ -313,7 +313,7 @@ class RemoteGuard(SelfHostedScorer):
         self._url = api_root(self._url)
         self.name = f"guard:{model}@{place_of(self._url)}#{name}"
 
-    async def _ask(self, client: Client, exchanges: list[Any]) -> list[TextScore]:
+    async def _ask(self, exchanges: list[Any]) -> list[TextScore]:
         context: Any
         context, text = exchange_of(exchanges[0])
         if text:
@@ -332,7 +332,7 @@ class RemoteGuard(SelfHostedScorer):
         }
         if variables := self._family.variables(role):
             body["chat_template_kwargs"] = variables
-        answer = await self._request(client, "/chat/completions", _Answer, body, exchanges)
+        answer = await self._request("/chat/completions", _Answer, body, exchanges)
         if not answer.tokens:
             raise ServerFailed("the answer lacks log-probabilities")
         tokens = []
@@ -533,10 +533,8 @@ def guard(spec: str) -> Scorer:
     Raises InputError for an unknown family, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.
     """
-    named, at, address = spec.partition("@http")
-    model, _, family = named.partition("#")
-    address, _, last = address.partition("#")
-    family = family or last
+    named, _, family = spec.partition("#")
+    model, at, address = named.partition("@http")
     if not model:
         raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
     if at:

@@ -9,6 +9,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import tenacity
@@ -135,7 +136,7 @@ class RemoteScorer(AttributedScorer):
         return Client(self.timeout, key=self._key)
 
     @abstractmethod
-    async def _ask(self, client: Client, texts: list[Any]) -> list[TextScore]:
+    async def _ask(self, texts: list[Any]) -> list[TextScore]:
         """Make one request, for at most `batch_size` texts.
 
         Raises ServerFailed for a temporary failure, else the errors of `score_attributes`.
@@ -151,17 +152,17 @@ class RemoteScorer(AttributedScorer):
         return Attributed.of(self.portal.run(self._score_all, list(texts)), self.attributes)
 
     async def _request(
-        self,
-        client: Client,
-        path: str,
-        kind: type[_Parsed],
-        body: Any = None,
-        texts: Sequence[Scored] = (),
+        self, path: str, kind: type[_Parsed], body: Any = None, texts: Sequence[Scored] = ()
     ) -> _Parsed:
         """POST `body`, which holds `texts`; GET if it is None. Raises the errors of `_ask`."""
+        if self._opened is None:
+            self._opened = self._client()
+            self.portal.start(_hold, self._opened)
         method = "GET" if body is None else "POST"
         try:
-            reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
+            reply = await self._opened.ask(
+                method, self._url + path, body, limit=(1 + len(texts)) * MIB
+            )
         except ServerFailed as error:
             raise _NoReply(str(error)) from None
         if reply.status == 200:
@@ -185,24 +186,21 @@ class RemoteScorer(AttributedScorer):
         raise ScorerError(f"{problem} ({_size(texts)}){advice}")
 
     async def _score_all(self, texts: list[Scored]) -> list[TextScore]:
-        async def score(start: int) -> list[TextScore]:
-            batch = texts[start : start + self.batch_size]
+        starts = range(0, len(texts), self.batch_size)
+        batches = [texts[start : start + self.batch_size] for start in starts]
+        return list(chain.from_iterable(await gather(map(self._score_batch, batches))))
 
-            async def ask(client: Client) -> list[TextScore]:
-                rows = await self._ask(client, batch)
-                if len(rows) != len(batch):
-                    raise ServerFailed(
-                        f"the server returned {len(rows)} scores for {len(batch)} texts"
-                    )
-                return rows
+    async def _score_batch(self, texts: list[Scored]) -> list[TextScore]:
+        async def ask() -> list[TextScore]:
+            rows = await self._ask(texts)
+            if len(rows) != len(texts):
+                raise ServerFailed(f"the server returned {len(rows)} scores for {len(texts)} texts")
+            return rows
 
-            return await self._persistently(ask, batch)
-
-        batches = await gather(map(score, range(0, len(texts), self.batch_size)))
-        return [row for batch in batches for row in batch]
+        return await self._persistently(ask, texts)
 
     async def _persistently(
-        self, ask: Callable[[Client], Awaitable[_T]], texts: Sequence[Scored] = ()
+        self, ask: Callable[[], Awaitable[_T]], texts: Sequence[Scored] = ()
     ) -> _T:
         """Return the result of `ask`, which is retried after temporary failures.
 
@@ -238,12 +236,12 @@ class RemoteScorer(AttributedScorer):
             problem = f"{error} ({self.attempts} attempts)"
             raise ScorerUnavailableError(f"scorer {self.name}: {problem}") from None
 
-    async def _attempt(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+    async def _attempt(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, called at the service's pace."""
         async with self._gate:
             await asyncio.sleep(self._pace.reserve())
             try:
-                return await ask(self._shared_client())
+                return await ask()
             except ServerFailed as error:
                 if error.pause <= _LONGEST_PAUSE:
                     self._pace.pause(error.pause)
@@ -254,16 +252,10 @@ class RemoteScorer(AttributedScorer):
     async def _is_well(self) -> bool:
         """Whether the service scores a harmless text."""
         try:
-            await self._attempt(lambda client: self._ask(client, [HEALTH_TEXT]))
+            await self._attempt(lambda: self._ask([HEALTH_TEXT]))
         except (ServerFailed, ScorerError):
             return False
         return True
-
-    def _shared_client(self) -> Client:
-        if self._opened is None:
-            self._opened = self._client()
-            self.portal.start(_hold, self._opened)
-        return self._opened
 
 
 async def _hold(client: Client) -> None:

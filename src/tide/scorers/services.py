@@ -66,16 +66,14 @@ class PerspectiveScorer(RemoteScorer):
     def _client(self) -> Client:
         return Client(self.timeout, params={"key": self._key.get_secret_value()})
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+    async def _ask(self, texts: list[str]) -> list[TextScore]:
         body = {
             "comment": {"text": texts[0]},
             "languages": list(self.languages),
             "requestedAttributes": {name: {} for name in self.attributes},
             "doNotStore": True,
         }
-        reply = await self._request(
-            client, "/v1alpha1/comments:analyze", _PerspectiveReply, body, texts
-        )
+        reply = await self._request("/v1alpha1/comments:analyze", _PerspectiveReply, body, texts)
         answer = reply.attributes
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("the answer lacks a score")
@@ -119,9 +117,9 @@ class OpenAIModerationScorer(RemoteScorer):
         where = "" if url == MODERATION_URL else f"@{place_of(url)}"
         super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url)
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+    async def _ask(self, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
-        reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
+        reply = await self._request("/moderations", _ModerationReply, body, texts)
         return [self._read(result.category_scores) for result in reply.results]
 
     def _read(self, row: dict[str, float | None]) -> TextScore:
@@ -252,9 +250,7 @@ class ServedClassifier(SelfHostedScorer):
 
     def _about(self, path: str, kind: type[_Parsed]) -> _Parsed:
         """Return what the server says about its model."""
-        about: _Parsed = self.portal.run(
-            self._persistently, lambda client: self._request(client, path, kind)
-        )
+        about: _Parsed = self.portal.run(self._persistently, lambda: self._request(path, kind))
         return about
 
     def _choose_labels(self, info: _Info, address: str, wanted: str) -> None:
@@ -272,18 +268,18 @@ class ServedClassifier(SelfHostedScorer):
         chosen = ",".join(self._toxic)
         self.name = f"classifier:{info.model_id}@{where}#{chosen}"
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+    async def _ask(self, texts: list[str]) -> list[TextScore]:
         broken_up = [break_up(text) for text in texts]
         if not self._labels:
             body: dict[str, Any] = {"model": self._model, "input": broken_up}
-            classes = await self._request(client, "/classify", _Classes, body, texts)
+            classes = await self._request("/classify", _Classes, body, texts)
             rows = sorted(classes.data, key=lambda row: row.index)
             if [row.index for row in rows] != [*range(len(texts))]:
                 raise ServerFailed(f"the server returned {len(rows)} answers to {len(texts)} texts")
             return [self._score_of_class(row) for row in rows]
         # Each text has its own list, because TEI reads a list of two strings as a pair.
         body = {"inputs": [[text] for text in broken_up], "truncate": False}
-        answer = await self._request(client, "/predict", _Predictions, body, texts)
+        answer = await self._request("/predict", _Predictions, body, texts)
         return [self._score_of_labels(row) for row in answer.root]
 
     def _score_of_labels(self, row: list[_Prediction]) -> TextScore:

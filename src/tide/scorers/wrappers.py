@@ -12,16 +12,15 @@ import hashlib
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from time import monotonic
+from typing import Any, ClassVar
 
 import numpy as np
 import regex
-from pydantic import Field
 
 from tide.core.concurrency import time_limit
 from tide.core.errors import (
@@ -34,7 +33,6 @@ from tide.core.errors import (
 from tide.core.sanitize import logger
 from tide.core.text import UNSPACED
 from tide.data.files import user_cache
-from tide.plugins.options import checked
 from tide.scorers.base import (
     FALLBACK,
     Attributed,
@@ -66,7 +64,6 @@ class _Ensemble(ScorerWrapper):
     scores_of: ClassVar[Callable[..., Any]]
     threshold_of: ClassVar[Callable[..., float]]
 
-    @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) < 2:
             raise InputError(f"scorer {self.kind}: needs several scorers, as in {self.kind}:A,B")
@@ -127,7 +124,6 @@ class ConfirmScorer(ScorerWrapper):
     scored by the second, which reads sentences. Every score is the second scorer's.
     """
 
-    @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) != 2:
             raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,exchange")
@@ -162,10 +158,9 @@ class WindowedScorer(ScorerWrapper):
     do every 8 characters of a word of more than 24. Every window of an answer keeps its context.
     """
 
-    @checked
-    def __init__(
-        self, scorer: Scorer, words: Annotated[int, Field(ge=2, le=1_000_000)] = 100
-    ) -> None:
+    def __init__(self, scorer: Scorer, words: int = 100) -> None:
+        if words < 2:
+            raise InputError(f"scorer windows: a window needs at least 2 words (got {words})")
         super().__init__(scorer)
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
@@ -215,13 +210,10 @@ class FallbackScorer(ScorerWrapper):
 
     After a failure, the first scorer is not called for ten seconds; then one call tries it again.
     Other errors of the first scorer, such as a mistake in its code, are not caught. Threshold, pace
-    and attributes are those of the first scorer. clock: returns seconds.
+    and attributes are those of the first scorer.
     """
 
-    @checked
-    def __init__(
-        self, scorers: Sequence[Scorer], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) != 2:
             raise InputError("scorer fallback: needs two scorers, as in fallback:hf:ID,pocket")
         super().__init__(*scorers)
@@ -230,16 +222,15 @@ class FallbackScorer(ScorerWrapper):
         self.fallback, self.pace = self._second.name, first.pace
         self.attributes = (*first.attributes, FALLBACK)
         self.highest_of = first.highest_of
-        self._clock = clock
         self._retry_at: float | None = None  # while the first scorer is down
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         seconds = _PATIENCE
         retry_at = self._retry_at  # another thread may set it meanwhile
         if retry_at is not None:
-            if self._clock() < retry_at:
+            if monotonic() < retry_at:
                 return self._verdicts(texts)
-            self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
+            self._retry_at = monotonic() + _PAUSE  # other calls do not wait for this one
             seconds = _PATIENCE_AGAIN
         try:
             with time_limit(seconds):
@@ -247,7 +238,7 @@ class FallbackScorer(ScorerWrapper):
         except (*SCORER_DOWN, ScorerBrokenError) as error:
             if self._retry_at is None:
                 _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
-            self._retry_at = self._clock() + _PAUSE
+            self._retry_at = monotonic() + _PAUSE
             return self._verdicts(texts)
         if self._retry_at is not None:
             _LOG.warning("scorer %s answers again", self._scorer.name)
@@ -280,15 +271,14 @@ class CachedScorer(ScorerWrapper):
 
     Attributes are stored with the scores. Of a scorer that reads exchanges, the context counts too.
 
-    path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder.
-    The file holds hashes, not texts. Several processes may use it at once (not over a network file
-    system), and killing one does not damage it.
+    The file is `$TIDE_CACHE`, by default `scores.sqlite3` in the user's cache folder. It holds
+    hashes, not texts. Several processes may use it at once (not over a network file system), and
+    killing one does not damage it.
 
     Only valid scores are stored. Raises ScorerError if the file cannot be used.
     """
 
-    @checked
-    def __init__(self, scorer: Scorer, path: str | Path | None = None) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
         if FALLBACK in self.attributes:
             raise InputError(
@@ -297,8 +287,7 @@ class CachedScorer(ScorerWrapper):
         names = ",".join(self.attributes)
         self._scored_by = f"{scorer.name}\0{code_of(scorer)}\0{names}"
         self.quick = False  # another process may lock the file
-        usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
-        self.path = Path(usual if path is None else path)
+        self.path = Path(os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3")
         with self._opened() as database:
             database.executescript(_SCHEMA)
 

@@ -26,7 +26,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
-from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
+from tide.scorers import DEFAULT_SCORER, REGISTRY, load_scorer
 from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_empty
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
@@ -202,7 +202,7 @@ class CommandLine:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
         for name in ("scorer", "on_scorer_failure"):
             if (written := getattr(policy, name)) is not None:
-                _check_registered(name, parse(written, name, WRAPPERS, REGISTRY.names()))
+                _check_registered(name, parse(written, name, REGISTRY.names()))
         spec = policy.scorer or self.scorer
         second = policy.on_scorer_failure or self.on_scorer_failure
         if second != REFUSE:

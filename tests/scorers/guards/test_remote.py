@@ -128,13 +128,6 @@ def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
     scorer.close()
 
 
-@pytest.mark.parametrize("spec", ["g#wildguard@http://host:8000", "g@http://host:8000#wildguard"])
-def test_the_family_stands_after_the_model_or_the_address(spec: str) -> None:
-    scorer = load_scorer(f"guard:{spec}")
-    assert scorer.name == "guard:g@host:8000/v1#wildguard"
-    scorer.close()
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
