@@ -164,14 +164,6 @@ def by_length(texts: list[str]) -> list[float]:
     return [len(text) / 100 for text in texts]
 
 
-def test_a_function_is_a_scorer() -> None:
-    scorer = load_scorer(by_length)
-    assert isinstance(scorer, Scorer)
-    assert scorer.name.startswith("callable:by_length@")
-    assert score_texts(scorer, TEXTS).values == pytest.approx([0.08, 0.07, 0.11])
-    assert load_scorer(scorer) is scorer
-
-
 class Editing(FakeScorer):
     """Empties the texts in its list after it scored them."""
 
@@ -245,10 +237,6 @@ def test_an_asynchronous_scorer_and_one_of_exchanges_are_never_quick() -> None:
     waits.quick = answers.quick = True  # type: ignore[attr-defined]
     assert not adapted(load_scorer(waits)).quick
     assert adapted(load_scorer(answers)).quick
-    scorer = FakeScorer(quick=True)
-    assert adapted(scorer).quick
-    scorer.score = waits  # type: ignore[assignment, method-assign]
-    assert not adapted(scorer).quick
     assert not adapted(FakeScorer(reads="exchange", quick=True)).quick
 
 

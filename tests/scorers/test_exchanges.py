@@ -35,12 +35,6 @@ CHAT = Chat.of([
 PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
 
 
-def test_exchange_reader_gets_each_distinct_exchange() -> None:
-    scorer = exchange_scorer()
-    assert score_texts(scorer, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
-    assert scorer.texts == PAIRS[:2]
-
-
 def test_empty_answer_is_skipped_whatever_its_context() -> None:
     for scorer in (FakeScorer(), exchange_scorer()):
         (score,) = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)

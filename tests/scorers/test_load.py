@@ -87,19 +87,11 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         load_scorer(f"{path}:Nothing")
 
 
-def test_an_installed_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry point may name a function from texts to scores, or one that returns a scorer."""
-
-    def short(texts: list[str]) -> list[float]:
-        return [float(len(text) < 4) for text in texts]
-
-    monkeypatch.setitem(REGISTRY._targets, "short", short)
+def test_an_installed_function_without_an_argument_returns_a_scorer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(REGISTRY._targets, "made", lambda steps=1, **_: Tuned(TunedOptions()))
-    scorer = load_scorer("max:short,made")
-    assert scorer.name.startswith("max:short@")
-    assert scorer.score(["abc", "long"]).tolist() == [1.0, 0.25]
-    with pytest.raises(InputError, match="a function takes no argument"):
-        load_scorer("short:x")
+    assert load_scorer("max:made,made").score(["abc"]).tolist() == [0.25]
 
 
 class NoLicence(PlainScorer):

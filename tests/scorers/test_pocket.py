@@ -164,7 +164,8 @@ def test_texts_that_end_alike_are_kept_in_small_numbers(scorer: PocketScorer) ->
     assert len(disguises._newest[ending[:-1][-disguises._TAIL :]]) <= 4
 
 
-def test_growing_text_is_read_only_where_it_is_new() -> None:
+@pytest.mark.parametrize("arrive", ["in turn", "together"])
+def test_growing_text_is_read_only_where_it_is_new(arrive: str) -> None:
     read: list[str] = []
 
     @lru_cache(maxsize=1)
@@ -172,29 +173,14 @@ def test_growing_text_is_read_only_where_it_is_new() -> None:
         read.append(part)
         return part
 
-    words = [f"word{number}" for number in range(300)]
-    for end in range(2, 300):
-        disguises.parts_of(" ".join(words[max(0, end - 100) : end])).read(reading)
+    words = [f"{arrive} {number}".replace(" ", "") for number in range(300)]
+    texts = [" ".join(words[max(0, end - 100) : end]) for end in range(2, 300)]
+    parts = map(disguises.parts_of, texts)
+    for number, of_text in enumerate(parts if arrive == "in turn" else [*parts]):
+        of_text.read(reading)
+        assert of_text.take("scorer") == ("sum" if number else None)
+        of_text.keep("scorer", "sum")
     assert len(read) < 4 * 300
-
-
-def test_texts_that_arrive_together_are_read_only_where_they_are_new() -> None:
-    read: list[str] = []
-
-    @lru_cache(maxsize=1)
-    def reading(part: str) -> str:
-        read.append(part)
-        return part
-
-    words = [f"arriving{number}" for number in range(100)]
-    first, *others = [disguises.parts_of(" ".join(words[:end])) for end in range(50, 100)]
-    first.read(reading)
-    first.keep("scorer", "sum")
-    for parts in others:
-        parts.read(reading)
-        assert parts.take("scorer") == "sum"
-        parts.keep("scorer", "sum")
-    assert len(read) < 50 + 4 * len(others)
 
 
 def test_growing_text_keeps_no_scorer_alive() -> None:

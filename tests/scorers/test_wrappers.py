@@ -126,29 +126,19 @@ def test_members_are_two_or_more(members: str) -> None:
         load_scorer(members.replace("A", "lexicon"))
 
 
-def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> None:
-    quick, slow = FakeScorer(quick=True), FakeScorer()
-    assert MaxScorer([quick, quick]).quick
-    assert not MaxScorer([quick, slow]).quick
+def test_a_wrapper_is_quick_and_concurrent_if_all_its_scorers_are() -> None:
+    quick, slow = FakeScorer(quick=True, concurrent=True, window=30), FakeScorer()
+    same, mixed = MaxScorer([quick, quick]), MaxScorer([quick, slow])
+    assert (same.quick, same.concurrent) == (True, True)
+    assert (mixed.quick, mixed.concurrent) == (False, False)
     confirm = ConfirmScorer([quick, slow])
     assert not confirm.quick
     screen = MaxScorer([confirm, quick]).screen
     assert screen is not None
     assert screen.quick
-    assert not CachedScorer(quick).quick
-
-
-def test_an_ensemble_is_concurrent_if_all_its_scorers_are() -> None:
-    one_at_a_time, concurrent = FakeScorer(), FakeScorer(concurrent=True)
-    assert MaxScorer([concurrent, concurrent]).concurrent
-    assert not MaxScorer([concurrent, one_at_a_time]).concurrent
-
-
-def test_window_of_a_scorer_holds_where_it_alone_scores() -> None:
-    windowed, other = FakeScorer(window=30), FakeScorer()
-    assert WindowedScorer(windowed).window == ConfirmScorer([other, windowed]).window == 30
-    for ensemble in (MaxScorer([windowed, other]), ConfirmScorer([windowed, other])):
-        assert ensemble.window == 0  # the other scorer reads texts whole
+    assert not CachedScorer(quick).quick  # it reads a file
+    assert WindowedScorer(quick).window == ConfirmScorer([slow, quick]).window == 30
+    assert mixed.window == confirm.window == 0  # the other scorer reads texts whole
 
 
 def test_the_worst_window_counts() -> None:
@@ -420,14 +410,6 @@ def test_what_was_scored_before_an_outage_is_kept() -> None:
     with cached(back := by_length()) as scorer:
         scorer.score(NUMBERED)
         assert back.texts == NUMBERED[128:]
-
-
-def test_what_is_no_score_is_not_stored() -> None:
-    bad = FakeScorer(lambda text: 1.5, name="lengths@1")
-    with cached(bad) as scorer, pytest.raises(ScorerError, match="not a score"):
-        scorer.score(NUMBERED[:1])
-    with cached(by_length()) as scorer:
-        assert scorer.score(NUMBERED[:1]) == pytest.approx([0.13])
 
 
 def test_cache_forgets_scores_of_edited_code(tmp_path: Path) -> None:

@@ -293,9 +293,8 @@ def test_perspective_is_asked_in_its_wire_format(google: Service) -> None:
     ("name", "value", "message"),
     [
         ("PERSPECTIVE_API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
-        ("PERSPECTIVE_API_KEY", "a\nb", "characters that a key cannot have"),
         ("PERSPECTIVE_QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
-        ("PERSPECTIVE_URL", "https://user:password@host", "PERSPECTIVE_URL: an address with a"),
+        ("PERSPECTIVE_URL", "host", "PERSPECTIVE_URL: expected an address like"),
     ],
 )
 def test_bad_variables_are_named(
