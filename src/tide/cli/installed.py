@@ -62,8 +62,6 @@ def methods(
 
 
 def _described(registry: Registry, name: str) -> _Row:
-    from tide.scorers import WRAPPERS  # noqa: PLC0415
-
     usage = name
     try:
         target = registry.load(name)
