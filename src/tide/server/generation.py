@@ -79,7 +79,7 @@ class Sent:
 
     text: for a refused completion, the text that was already streamed. parts: tool calls and
     reasoning. reason: OpenAI's `finish_reason`. tokens: number of tokens in `text` and `parts`.
-    tide: the response's field `tide`. draft: a monitored answer, scored after it is sent.
+    tide: the response's field `tide`. draft: a monitored answer, which is sent unscored.
     """
 
     text: str
