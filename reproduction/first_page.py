@@ -1,10 +1,8 @@
 """The first page's table, from one command: the default of the product beside its rivals.
 
-    for system in word-filter destein; do
-        tide fit $system --model smollm2 --data data/labelled/toxicity.jsonl.gz \
-            --data data/labelled/paradetox_pairs.jsonl.gz --out artefacts-smollm2
-    done
     python reproduction/first_page.py smollm2 --seeds 3 --artefacts artefacts-smollm2
+
+docs/results.md has the commands that fit the artefacts.
 
 Every method runs with the default guide and its threshold on prompts 601 to 1199 of
 RealToxicityPrompts-challenging (20 tokens, temperature 0.1) and, with seed 0, on 100 ordinary
