@@ -160,8 +160,8 @@ def _index(lines: list[str]) -> Iterator[str]:
 def _every_setting() -> Iterator[str]:
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415  (slow import)
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
+    from tide.plugins.specs import WRAPPERS  # noqa: PLC0415
     from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
-    from tide.scorers import WRAPPERS  # noqa: PLC0415
     from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
 
     yield "\n## Settings of every run\n"

@@ -157,9 +157,13 @@ class Gedi(DecodingBaseline):
 
     def coded(self, row: Row) -> list[tuple[list[int], int]]:
         """Return the row's prompt after each code word, and the positions where the texts begin."""
+        codes, special = self._codes
+        return [with_code(row.prompt_ids, code, special) for code in codes]
+
+    @cached_property
+    def _codes(self) -> tuple[list[list[int]], frozenset[int]]:
         tokenizer = self.engine.tokenizer
-        special = frozenset(tokenizer.all_special_ids)
-        return [with_code(row.prompt_ids, code, special) for code in _codes(tokenizer)]
+        return _codes(tokenizer), frozenset(tokenizer.all_special_ids)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -63,8 +63,8 @@ class Answer:
     anew after a rewind, and must begin with the text that was given out. rewound_to: positions
     to which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
     kept: tokens that the last draft began with. given_out: the token texts that were given out.
-    reading: text that the scorer itself scores after its screen. blocked: whether text failed that
-    must not be repaired.
+    agreed: number of them with which the last draft begins. reading: text that the scorer itself
+    scores after its screen. blocked: whether text failed that must not be repaired.
     """
 
     task: TrialTask
@@ -81,6 +81,7 @@ class Answer:
     broken_off: int = 0
     kept: int = 0
     given_out: list[str] = field(default_factory=list)
+    agreed: int = 0
     base_partial: bool = False
     reading: _Pending | None = None
     blocked: bool = False
@@ -143,7 +144,7 @@ async def write_until_failure(answer: Answer, recorded: Sequence[Piece] = ()) ->
     """
     watch, effort = answer.watch, answer.effort
     effort.rounds += 1
-    answer.kept = len(watch.ids)
+    answer.kept, answer.agreed = len(watch.ids), 0
     request = _request(answer)
     source = parted(recorded, request.piece_tokens) if recorded else answer.engine.write(request)
     sent: list[_Pending] = []
@@ -220,8 +221,10 @@ def _check_beginning(answer: Answer, *, ended: bool) -> None:
     given_out, texts = answer.given_out, answer.watch.texts
     # The text of the last token may still grow.
     count = len(given_out) if ended else min(len(given_out), len(texts) - 1)
-    if texts[:count] != given_out[:count]:
+    fresh = slice(answer.agreed, count)  # what agreed before is not compared at each piece
+    if texts[fresh] != given_out[fresh]:
         raise _OtherBeginning
+    answer.agreed = max(answer.agreed, count)
 
 
 def _request(answer: Answer) -> Request:

@@ -308,9 +308,9 @@ def _stopped(watch: Watch, settled: int) -> str | None:
     end = watch.acceptance.settings.stop_in(text)
     if end is None:
         return None
-    found = next(string for string in stop if text.startswith(string, end))
+    stop_string = next(string for string in stop if text.startswith(string, end))
     end += len("".join(texts[:start]))
     # Passed text stays. The cut may shorten the last token's text.
     texts[:] = cut(texts, max(end, len("".join(texts[: watch.passed]))))
     del watch.ids[len(texts) :]
-    return found
+    return stop_string
