@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -145,6 +145,7 @@ def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], li
 class FitTask:
     """Inputs of a fit. model: the model as transformers loads it; a fit may change its weights.
 
+    learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
     scorer: spec of the scorer for texts that the model generates.
     """
 
@@ -154,6 +155,7 @@ class FitTask:
     data: Labelled
     settings: Training
     progress: OnProgress
+    learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
 
     def __post_init__(self) -> None:
@@ -243,6 +245,7 @@ def fit(
     chosen = validated(FitSettings, settings)
     load = partial(load_model, device=find_device(device), dtype=dtype)
     labelled = Labelled.read(map(Path, [data] if isinstance(data, Path | str) else data))
+    learned: dict[str | None, dict[bool, Fitted]] = {}
     figures: dict[str, dict[str, float]] = {}
     for create in learning:
         has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
@@ -259,7 +262,8 @@ def fit(
         if not overwrite and (folder / "artefact.json").exists():
             figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
             continue
-        fitted, info = _fit(create, note, load, labelled, chosen, progress)
+        shared = learned.setdefault(note["auxiliary"], {})
+        fitted, info = _fit(create, note, load, labelled, chosen, shared, progress)
         save_artefact(folder, fitted.tensors, info)
         figures[create.kind] = fitted.held_out
     return figures
@@ -271,6 +275,7 @@ def _fit(
     load: Callable[[str], tuple[Any, Any]],
     data: Labelled,
     settings: FitSettings,
+    learned: dict[bool, Fitted],
     progress: OnProgress,
 ) -> tuple[Fitted, dict[str, Any]]:
     """Fit a baseline; return the result and the description of its artefact.
@@ -294,6 +299,7 @@ def _fit(
         data,
         settings.training(trained),
         progress=lambda step, done, total: progress(f"{create.kind}: {step}", done, total),
+        learned=learned,
         scorer=note["scorer"] or "",
     )
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
