@@ -1,16 +1,14 @@
-"""What a package of somebody else's adds to TIDE: one of each kind, each with an option."""
+"""An engine and a learned baseline of somebody else's package, each with an option."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from tests.scripted_engine import ScriptedEngine
-from tide import Options, Strategy
+from tide import Options
 from tide.baselines.decoding import DecodingBaseline
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
@@ -24,39 +22,7 @@ class Scribbler(ScriptedEngine):
         self.name = model
 
 
-class LengthOptions(Options):
-    limit: int = Field(default=100, ge=1, description="Words of a text that scores 1.")
-
-
-class LengthScorer:
-    """The longer a text, the more toxic it is."""
-
-    options_class = LengthOptions
-    threshold = 0.5
-
-    def __init__(self, options: LengthOptions) -> None:
-        self.name = f"length@1:{options.limit}"
-        self._limit = options.limit
-
-    def score(self, texts: Sequence[str]) -> Any:
-        return np.minimum([len(text.split()) / self._limit for text in texts], 1.0)
-
-    def close(self) -> None:
-        pass
-
-
-class Jumps(Strategy):
-    """Tries some points around the prompt, once."""
-
-    def steps(self, start: Any) -> Any:
-        self.iterations += 1
-        points = yield from self.evaluate(self.x0 + self.mu * self.normal(3), "perturbation")
-        yield from self.accept(points)
-
-
 class BiasOptions(Options):
-    strength = "scale"
-
     scale: float = Field(default=1.0, ge=0, description="Multiple of the learned bias.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,43 +15,33 @@ from tests.command import SEVERAL
 from tests.scripts.loading import ROOT
 from tide.evaluation import read_run
 
-METADATA = "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n"
 ENTRY_POINTS = """
 [tide.engines]
-elsewhere-engine = elsewhere:Scribbler
+elsewhere-engine = tests.plugins.elsewhere:Scribbler
 [tide.scorers]
-elsewhere-scorer = elsewhere:LengthScorer
+elsewhere-scorer = tests.scorers.test_load:Tuned
 [tide.strategies]
-elsewhere-jumps = elsewhere:Jumps
+elsewhere-jumps = examples.own_strategy:OneJump
 [tide.baselines]
-elsewhere-bias = elsewhere:Bias
+elsewhere-bias = tests.plugins.elsewhere:Bias
 """
 COMMANDS = {
     "methods": ("methods",),
-    "a scorer": ("methods", "elsewhere-scorer"),
     "help of run": ("run", "--help"),
     "help of eval": ("eval", "--help"),
     "run": (
         *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),
         *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
-        *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps"),
+        *("--scorer", "elsewhere-scorer:level=0.6", "--strategy", "elsewhere-jumps:count=3"),
     ),
     "fit": ("fit", "elsewhere-bias", "--data", "labelled.jsonl", "--out", "fitted"),
     "eval": (
         *("eval", "prompts.jsonl", "--out", "runs", "--artefacts", "fitted", "--trials", "1"),
         *("--methods", "base,elsewhere-jumps,elsewhere-bias:scale=3"),
-        *("--reference", "none", "--judges", "elsewhere-scorer:limit=50"),
+        *("--reference", "none", "--judges", "elsewhere-scorer:level=0.75"),
         *("--max-new-tokens", "5"),
     ),
 }
-
-
-def install(folder: Path) -> None:
-    info = folder / "elsewhere-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(METADATA)
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    shutil.copy(Path(__file__).parent / "elsewhere.py", folder)
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -61,7 +50,6 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def printed(site: Path, folder: Path) -> dict[str, str]:
     """What each of the commands prints, in a process that has the package."""
-    # The package extends an engine of the tests.
     path = os.pathsep.join(filter(None, [str(site), str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.run(
         [sys.executable, "-c", SEVERAL],
@@ -79,7 +67,10 @@ def printed(site: Path, folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_shell_lists_runs_fits_and_evaluates_what_is_installed(tmp_path: Path) -> None:
-    install(tmp_path / "site")
+    info = tmp_path / "site" / "elsewhere-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
     prompts = [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)]
     write_lines(tmp_path / "prompts.jsonl", prompts)
     labelled = [
@@ -90,21 +81,20 @@ def test_shell_lists_runs_fits_and_evaluates_what_is_installed(tmp_path: Path) -
     write_lines(tmp_path / "labelled.jsonl", labelled)
     shown = printed(tmp_path / "site", tmp_path)
 
-    names = ("elsewhere-engine", "elsewhere-scorer", "elsewhere-jumps", "elsewhere-bias")
     # Lines break at hyphens, too.
     run_help, eval_help = ("".join(shown[f"help of {name}"].split()) for name in ("run", "eval"))
-    for name in names:
+    for kind in ("engine", "scorer", "jumps", "bias"):
+        name = f"elsewhere-{kind}"
         assert name in shown["methods"]
         assert name in eval_help
-        assert name in run_help or name == "elsewhere-bias"
-    assert "Words of a text that scores 1." in shown["a scorer"]
+        assert name in run_help or kind == "bias"
 
     trials = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {trial["text"] for trial in trials} == {"splendid " * 5}
-    assert {trial["toxicity"] for trial in trials} == {5 / 8}
+    assert {trial["toxicity"] for trial in trials} == {0.6}
     assert {trial["evaluations"] for trial in trials} == {1 + 3}
 
     folders = sorted(path.parent for path in (tmp_path / "runs").glob("*/records.jsonl"))
     base, bias, _ = map(read_run, folders)
     assert [trial.text for _, trial in bias.trials] == [trial.text for _, trial in base.trials]
-    assert all("length@1:50" in trial.judge_scores for _, trial in bias.trials)
+    assert all("tuned:level=0.75" in trial.judge_scores for _, trial in bias.trials)
