@@ -33,6 +33,7 @@ class FakeScorer:
         **members: Any,
     ) -> None:
         self.name, self.threshold = name, threshold
+        self.closed = False
         self.calls: list[list[Any]] = []
         self._score = score
         vars(self).update(members)
@@ -46,7 +47,8 @@ class FakeScorer:
         self.calls.append(list(texts))
         return np.array([self._score(text) for text in texts], dtype=np.float64)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def attribute(scores: Sequence[TextScore], name: str) -> list[float]:

@@ -32,7 +32,6 @@ from hypothesis import strategies as st
 
 from tests import command
 from tests.engines.openai.server import TextServer
-from tests.fakes import FakeScorer
 from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.cli.display import on_one_line
@@ -559,24 +558,3 @@ def test_what_a_gateway_lets_through_was_scored(
     path: str,
 ) -> None:
     check_answer(gateway, settings | {"strategy": strategy}, world, stream, path)
-
-
-# A scorer that objects only after one question
-
-
-@pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", OPENAI + TRANSLATED)
-def test_objection_after_one_question(path: str, stream: bool, strategy: str) -> None:
-    question, other = PROMPTS[:2]
-    scorer = FakeScorer(lambda exchange: float(question in str(exchange.context)), reads="exchange")
-
-    def shown(prompt: str) -> str:
-        body = {"stream": stream, "seed": 1, **body_of(path, prompt)[0]}
-        settings = {"strategy": strategy, "max_new_tokens": 20}
-        answer = asyncio.run(answered(Babbler(HONEST), scorer, settings, path, body))
-        assert answer.status_code == 200
-        return "".join(pieces_of(answer, stream))
-
-    assert shown(question) == ""
-    assert shown(other)

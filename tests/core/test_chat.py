@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tests.chats import BAD, GOOD, save_chat_model
 from tests.command import tide
 from tests.fakes import FakeScorer
 from tests.generated import examples
-from tide import AsyncDetoxifier, Detoxifier, evaluate
+from tide import Detoxifier, evaluate
 from tide.core.chat import Chat, render
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
@@ -196,31 +194,6 @@ def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -
     assert {text[slice(*span)] for span in text.spans} == {"x"}
     with pytest.raises(InputError, match="tokens, and these are 2000 messages"):
         Detoxifier(chatml, scorer=FakeScorer()).chat(many.dump())
-
-
-def test_slow_chat_template_delays_no_other_prompt(
-    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The template of one chat renders until another prompt is complete."""
-    others_done, waited = threading.Event(), []
-    apply = chatml.tokenizer.apply_chat_template
-
-    def slowly(*arguments: Any, **options: Any) -> str:
-        waited.append(others_done.wait(timeout=10))
-        return str(apply(*arguments, **options))
-
-    monkeypatch.setattr(chatml.tokenizer, "apply_chat_template", slowly)
-
-    async def run() -> str:
-        async with AsyncDetoxifier(chatml, scorer=FakeScorer(), max_new_tokens=8) as detox:
-            chat = asyncio.create_task(detox.chat(HELLO))
-            await asyncio.sleep(0.1)  # until its template renders
-            assert (await detox("The weather today")).text
-            others_done.set()
-            return (await chat).text
-
-    assert asyncio.run(run())
-    assert waited == [True, True]  # with the messages, and with placeholders for them
 
 
 @pytest.mark.parametrize(

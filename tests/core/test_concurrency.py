@@ -175,28 +175,6 @@ def test_portal_may_be_closed_by_its_own_work() -> None:
     wait_until(lambda: "tide own end" not in [t.name for t in threading.enumerate()])
 
 
-def test_portal_iterate_left_early_ends_the_generator(portal: Portal) -> None:
-    ended = threading.Event()
-
-    async def forever() -> AsyncGenerator[bool, None]:
-        try:
-            while True:
-                yield portal.is_current
-                await asyncio.sleep(0.001)
-        finally:
-            ended.set()
-
-    async def read() -> None:
-        items = portal.iterate(forever)
-        assert await anext(items)
-        assert not portal.is_current
-        assert not ended.is_set()
-        await items.aclose()
-
-    asyncio.run(read())
-    assert ended.wait(10)
-
-
 def test_portal_iterate_yields_items_before_the_error(
     portal: Portal, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,12 +28,6 @@ SETTINGS: list[dict[str, Any]] = [
 MANY = [(f"{PROMPTS[i % len(PROMPTS)]} {i}", SETTINGS[i % len(SETTINGS)]) for i in range(64)]
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[Result]:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    return [detox(prompt, **changes) for prompt, changes in MANY]
-
-
 class Gated(ScriptedEngine):
     """Lets `through` requests through; the others wait until it is opened."""
 
@@ -54,8 +48,10 @@ class Gated(ScriptedEngine):
             yield piece
 
 
-def test_nothing_of_a_cancelled_call_is_scored_afterwards(alone: list[Result]) -> None:
+def test_nothing_of_a_cancelled_call_is_scored_afterwards() -> None:
     """A third of the calls is cancelled, in drafts or in searches. The others are unchanged."""
+    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
+    alone = [detox(prompt, **changes) for prompt, changes in MANY]
     through = 150
     engine, scorer = Gated(through), ReadingScorer()
 
@@ -124,8 +120,11 @@ def test_a_shared_engine_outlives_its_first_user() -> None:
         ]
         with pytest.raises(EngineError, match="closed"):
             await anext(stream)
-        with pytest.raises(EngineError, match="the detoxifier is closed"):
+        with pytest.raises(EngineError, match=r"^the detoxifier is closed; make a new one$"):
             await detox(PROMPTS[0])
+        assert detox.closed
+        assert not engine.closed
+        assert not scorer.closed
         engine.open.set()
         expected = Detoxifier(scripted_engine(), scorer=ReadingScorer())
         assert await kept == expected(PROMPTS[1])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
+from tests.runtime.world import PROMPT, REPAIRED, SETTINGS, WORDS, Reader, Storyteller, third
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer
 from tide.core.errors import DeadlineError, EngineError
@@ -27,7 +27,7 @@ class Stops(Storyteller):
     """A story whose third sentence is repaired. In `phase` it awaits `then()`, once."""
 
     def __init__(self, phase: str, then: Callable[[], Any]) -> None:
-        super().__init__(lambda number, moved, _: number == 2 and not moved)
+        super().__init__(third)
         self._phase, self._then = phase, then
         self.reached = threading.Event()
 
@@ -80,10 +80,6 @@ def within(seconds: float, true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def repaired() -> str:
-    return text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
-
-
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     "door",
@@ -107,7 +103,7 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(door: str) -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.wait_for(work, 1)
             await asyncio.to_thread(over)
-            assert (await asyncio.wait_for(detox(PROMPT), 20)).text == repaired()
+            assert (await asyncio.wait_for(detox(PROMPT), 20)).text == REPAIRED
 
     def over() -> None:
         within(1, lambda: engine.under_way == 0)
@@ -139,7 +135,7 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(door: str) -> None:
             else:
                 results.close()
         over()
-        assert detox(PROMPT).text == repaired()
+        assert detox(PROMPT).text == REPAIRED
 
 
 async def _read(stream: Any) -> list[str]:
@@ -247,4 +243,4 @@ def test_ctrl_c_ends_the_work(way: Callable[[Detoxifier], Any]) -> None:
             way(detox)
         thread.join()
         within(1, lambda: engine.under_way == 0)
-        assert detox(PROMPT).text == repaired()
+        assert detox(PROMPT).text == REPAIRED

@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeScorer
-from tests.runtime.test_long_answer import second
 from tests.runtime.world import (
     PROMPT,
     SETTINGS,
     WORDS,
     Reader,
     Storyteller,
-    dying,
     never,
+    second,
     sentence,
     story,
     third,
     third_always,
 )
-from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
+from tide.core.errors import EngineError, InputError, TideError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.sync import Detoxifier
@@ -93,18 +91,6 @@ def test_a_searched_answer_is_one_text(case: Any, way: str) -> None:
     assert texts == [result.text]
     texts, result = streamed(story(third_always, strategy="random-walk"), way)
     assert (texts, result.text, result.best.refused) == ([], "", True)
-
-
-def test_stream_ends_with_the_error_of_its_scorer(way: str) -> None:
-    """Text accepted before is yielded, unscored text is not; then the typed error is raised."""
-    scorer = FakeScorer(dying)
-    texts, error = streamed(story(never, scorer), way)
-    assert isinstance(error, ScorerError)
-    assert "out of memory" in str(error)
-    assert texts == SENTENCES[: len(texts)]
-    assert 1 <= len(texts) <= 3
-    for count in range(len(texts)):
-        assert "".join(texts[: count + 1]) in scorer.texts
 
 
 def test_stream_refuses_several_trials_and_long_answers(way: str) -> None:

@@ -21,8 +21,6 @@ from tide.core.errors import (
     UnresolvedError,
 )
 from tide.core.results import Result, format_score
-from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import DetoxifierBase
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
@@ -195,58 +193,31 @@ def test_the_example_of_an_own_strategy_runs() -> None:
     assert tried == {1, 4}
 
 
-class Closing(ReadingScorer):
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_close_leaves_a_passed_engine_and_scorer_open() -> None:
-    engine, scorer = scripted_engine(), Closing()
-    with Detoxifier(engine, scorer=scorer) as detox:
-        expected = detox(PROMPTS[0])
-    with pytest.raises(EngineError, match=r"^the detoxifier is closed; make a new one$"):
-        detox(PROMPTS[0])
-    assert detox.closed
-    assert not engine.closed
-    assert not scorer.closed
-    with Detoxifier(engine, scorer=scorer) as other:
-        assert other(PROMPTS[0]) == expected
-
-
 def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "closing": Closing})
-    with Detoxifier(scorer="closing") as detox:
+    monkeypatch.setitem(SCORERS._targets, "loaded", ReadingScorer)
+    with Detoxifier(scorer="loaded") as detox:
         assert detox(PROMPTS[0]).prompt == PROMPTS[0]
     assert detox.engine.closed
     assert detox.scorer.closed  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("door", [Detoxifier, AsyncDetoxifier])
 @pytest.mark.parametrize("fails", ["loading", "checking"])
 def test_constructor_that_raises_closes_what_it_loaded(
-    door: type[DetoxifierBase], fails: str, monkeypatch: pytest.MonkeyPatch
+    fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[Any] = []
+    engine, scorer = scripted_engine(), ReadingScorer()
 
-    class Loaded(ScriptedEngine):
-        def __init__(self, model: str) -> None:
-            if fails == "loading":
-                raise EngineError("cannot be loaded")
-            super().__init__(lambda x, seed: "fine")
-            loaded.append(self)
+    def load(model: str) -> ScriptedEngine:
+        if fails == "loading":
+            raise EngineError("cannot be loaded")
+        return engine
 
-    class Watched(Closing):
-        def __init__(self) -> None:
-            super().__init__()
-            loaded.append(self)
-
-    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "watched": Watched})
-    monkeypatch.setattr(ENGINES, "_targets", {**ENGINES._targets, "loaded": Loaded})
+    monkeypatch.setitem(SCORERS._targets, "loaded", lambda: scorer)
+    monkeypatch.setitem(ENGINES._targets, "loaded", load)
     with pytest.raises(TideError, match=r"cannot be loaded|repetition_penalty: not supported"):
-        door("some-model", scorer="watched", engine="loaded", repetition_penalty=1.2)
-    assert [part.closed for part in loaded] == [True] * (1 if fails == "loading" else 2)
+        Detoxifier("some-model", scorer="loaded", engine="loaded", repetition_penalty=1.2)
+    assert scorer.closed
+    assert engine.closed is (fails == "checking")
 
 
 def test_public_names_exist_and_load_no_torch() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.fakes import FakeScorer
 from tests.runtime.world import (
     PROMPT,
+    REPAIRED,
     SETTINGS,
     Storyteller,
     never,
@@ -20,6 +21,7 @@ from tests.runtime.world import (
     story,
     text,
     third,
+    third_always,
 )
 from tide.core.errors import InputError, ScorerError
 from tide.core.results import Trial
@@ -29,13 +31,14 @@ from tide.scorers.base import FALLBACK, Attributed, AttributedScorer, TextScore
 from tide.scorers.wrappers import ConfirmScorer, MaxScorer, MeanScorer, WindowedScorer
 from tide.server.policies import ServedDetoxifier
 
+NAMES = ("threat", "profanity", "insult")
 LIMITS = {"threat": 0.1, "profanity": 0.9}
 
 
 class Sides(AttributedScorer):
     """Bad sentences are threats; texts of the second sentence are profane; others are neither."""
 
-    name, attributes, pace = "sides", ("threat", "profanity", "insult"), "sentence"
+    name, attributes, pace = "sides", NAMES, "sentence"
 
     def __init__(self, threat: float, profanity: float, highest_of: tuple[str, ...] = ()) -> None:
         self._threat, self._profanity, self.highest_of = threat, profanity, highest_of
@@ -44,7 +47,7 @@ class Sides(AttributedScorer):
         threat = np.array([self._threat if "Bad" in text else 0.0 for text in texts])
         profanity = np.array([self._profanity if "Good1" in text else 0.0 for text in texts])
         columns = {"threat": threat, "profanity": profanity, "insult": np.zeros(len(texts))}
-        return Attributed(np.maximum(threat, profanity), columns)
+        return Attributed(np.fmax(threat, profanity), columns)
 
 
 def acceptance(*highest_of: str, thresholds: Any = LIMITS, threshold: float = 0.5) -> Acceptance:
@@ -52,30 +55,34 @@ def acceptance(*highest_of: str, thresholds: Any = LIMITS, threshold: float = 0.
     return Acceptance(settings, highest_of)
 
 
-def test_a_limit_beside_a_separate_score_adds_a_condition() -> None:
-    rule = acceptance()
-    assert rule.failed(TextScore(0.4, {"threat": 0.05, "profanity": 0.8})) == ()
-    assert rule.failed(TextScore(0.4, {"threat": 0.1, "profanity": 0.8})) == ("threat",)
-    assert rule.failed(TextScore(0.6, {"threat": 0.0, "profanity": 0.8})) == ("toxicity",)
+RUDE = {"threat": 0.0, "profanity": 0.8, "insult": 0.2}
 
 
-def test_a_limit_replaces_the_highest_score_for_its_attribute() -> None:
-    rule = acceptance("threat", "profanity", "insult")
-    rude = {"threat": 0.0, "profanity": 0.8, "insult": 0.2}
-    assert rule.passes(TextScore(0.8, rude))
-    assert rule.failed(TextScore(0.95, {**rude, "profanity": 0.95})) == ("profanity",)
-    assert rule.failed(TextScore(0.8, {**rude, "insult": 0.6})) == ("toxicity",)
-    assert rule.failed(TextScore(0.8, {**rude, "threat": 0.3})) == ("threat",)
-    # Without the other attributes, the score bounds them.
-    assert rule.failed(TextScore(0.8, {"threat": 0.0, "profanity": 0.8})) == ("toxicity",)
-
-
-@pytest.mark.parametrize("highest_of", [(), ("threat", "profanity")])
-def test_an_unknown_attribute_fails_its_limit(highest_of: tuple[str, ...]) -> None:
-    score = TextScore(0.0, {"profanity": 0.0})
-    rule = acceptance(*highest_of)
-    assert rule.failed(score) == ("threat",)
-    assert not rule.passes(score)
+@pytest.mark.parametrize(
+    ("highest_of", "value", "attributes", "failed"),
+    [
+        # A limit beside a separate score adds a condition.
+        ((), 0.4, {"threat": 0.05, "profanity": 0.8}, ()),
+        ((), 0.4, {"threat": 0.1, "profanity": 0.8}, ("threat",)),
+        ((), 0.5, {"threat": 0.0, "profanity": 0.8}, ("toxicity",)),
+        # In the highest score, the limit takes the place of its attribute.
+        (NAMES, 0.8, RUDE, ()),
+        (NAMES, 0.95, RUDE | {"profanity": 0.95}, ("profanity",)),
+        (NAMES, 0.8, RUDE | {"insult": 0.6}, ("toxicity",)),
+        (NAMES, 0.8, RUDE | {"threat": 0.3}, ("threat",)),
+        # Without the other attributes, the score bounds them.
+        (NAMES, 0.8, {"threat": 0.0, "profanity": 0.8}, ("toxicity",)),
+        # An unknown attribute fails its limit.
+        ((), 0.0, {"profanity": 0.0}, ("threat",)),
+        (("threat", "profanity"), 0.0, {"profanity": 0.0}, ("threat",)),
+    ],
+)
+def test_limits_that_a_text_fails(
+    highest_of: tuple[str, ...], value: float, attributes: dict[str, float], failed: tuple[str, ...]
+) -> None:
+    rule, score = acceptance(*highest_of), TextScore(value, attributes)
+    assert rule.failed(score) == failed
+    assert rule.passes(score) is (failed == ())
     assert rule.passes(TextScore(0.0, unscored=True))
 
 
@@ -95,27 +102,30 @@ def test_the_worst_text_is_the_one_that_fails() -> None:
     assert acceptance("threat", "profanity").worst([passes, fails]) == fails
 
 
-@pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0,least=0", "resample"])
-def test_an_attribute_below_the_threshold_of_the_score_is_repaired(strategy: str) -> None:
-    plain = story(third, Sides(0.2, 0.0), strategy=strategy)(PROMPT).best
-    assert plain.accepted
-    assert "Bad2" in plain.text
-    assert plain.failed == []
-    limited = story(third, Sides(0.2, 0.0), strategy=strategy, thresholds=LIMITS)
-    trial = limited(PROMPT).best
-    assert trial.trace[0].failed == ("threat",)
-    assert trial.trace[0].toxicity == 0.2
-    assert trial.failed == ["threat"]
-    if strategy.startswith("backtrack"):
-        assert trial.accepted
-        assert "Bad2" not in trial.text
-        assert trial.returned.failed == ()
-        assert "Good0 w1 w2" in trial.text
+AS_WRITTEN = text("Good0", "Good1", "Bad2", "Good3", "Good4", "Good5")
 
 
 @pytest.mark.parametrize(
-    ("highest_of", "accepted"), [((), False), (("threat", "profanity", "insult"), True)]
+    ("on_fail", "expected", "repairs", "flagged"),
+    [
+        ("repair", REPAIRED, 1, ()),
+        ("repair,profanity=block", REPAIRED, 1, ()),
+        ("repair,threat=block", text("Good0", "Good1"), 0, ()),
+        ("block,threat=flag", AS_WRITTEN, 0, ("threat",)),
+    ],
 )
+def test_an_attribute_below_the_threshold_of_the_score_fails_its_own_limit(
+    on_fail: str, expected: str, repairs: int, flagged: tuple[str, ...]
+) -> None:
+    plain = story(third, Sides(0.2, 0.0))(PROMPT).best
+    assert (plain.accepted, plain.text, plain.failed) == (True, AS_WRITTEN, [])
+    trial = story(third, Sides(0.2, 0.0), thresholds=LIMITS, on_fail=on_fail)(PROMPT).best
+    assert (trial.accepted, trial.text, trial.failed) == (True, expected, ["threat"])
+    assert (trial.repairs, trial.flagged) == (repairs, flagged)
+    assert trial.trace[0].toxicity == 0.2
+
+
+@pytest.mark.parametrize(("highest_of", "accepted"), [((), False), (NAMES, True)])
 def test_profanity_passes_by_its_own_limit_if_the_score_is_the_highest(
     highest_of: tuple[str, ...], accepted: bool
 ) -> None:
@@ -145,15 +155,14 @@ def test_thresholds_are_read_from_text() -> None:
 
 
 def test_wrappers_keep_what_the_score_is_the_highest_of() -> None:
-    names = ("threat", "profanity", "insult")
-    sides, part = Sides(0.0, 0.0, names), Sides(0.0, 0.0, ("threat",))
-    assert WindowedScorer(sides).highest_of == names
-    assert MaxScorer([sides, sides]).highest_of == names
+    sides, part = Sides(0.0, 0.0, NAMES), Sides(0.0, 0.0, ("threat",))
+    assert WindowedScorer(sides).highest_of == NAMES
+    assert MaxScorer([sides, sides]).highest_of == NAMES
     assert MaxScorer([part, part]).highest_of == ("threat",)
     for other in (MaxScorer([sides, part]), MaxScorer([sides, Sides(0.0, 0.0)])):
         assert other.highest_of == ()
     assert MeanScorer([sides, sides]).highest_of == ()
-    assert ConfirmScorer([part, sides]).highest_of == sides.highest_of
+    assert ConfirmScorer([part, sides]).highest_of == NAMES
 
 
 # What is done with text that fails
@@ -205,28 +214,10 @@ def test_flag_gives_out_nothing_that_the_scorer_failed_to_score() -> None:
     with pytest.raises(ScorerError):
         story(third, broken, on_fail="flag")(PROMPT)
 
-    class Unknown(Sides):
-        def score_attributes(self, texts: Sequence[str]) -> Attributed:
-            scores = super().score_attributes(texts)
-            columns = {**scores.attributes, "threat": np.full(len(texts), math.nan)}
-            return Attributed(scores.values, columns)
-
     limits: dict[str, Any] = {"thresholds": LIMITS, "on_unresolved": "refuse"}
-    trial = story(third, Unknown(0.0, 0.0), on_fail="flag", **limits)(PROMPT).best
+    unknown = Sides(math.nan, 0.0)
+    trial = story(third_always, unknown, on_fail="flag", **limits)(PROMPT).best
     assert (trial.accepted, trial.text) == (False, "")
-
-
-def test_attributes_have_actions_of_their_own() -> None:
-    actions = {"thresholds": LIMITS, "on_fail": "repair,threat=block"}
-    blocked = story(third, Sides(0.2, 0.0), **actions)(PROMPT).best
-    assert blocked.text == text("Good0", "Good1")
-    actions = {"thresholds": LIMITS, "on_fail": "repair,profanity=block"}
-    repaired = story(third, Sides(0.2, 0.0), **actions)(PROMPT).best
-    assert (repaired.accepted, repaired.repairs) == (True, 1)
-    actions = {"thresholds": LIMITS, "on_fail": "block,threat=flag"}
-    flagged = story(third, Sides(0.2, 0.0), **actions)(PROMPT).best
-    assert (flagged.accepted, flagged.flagged) == (True, ("threat",))
-    assert "Bad2" in flagged.text
 
 
 def test_of_several_limits_the_strictest_action_counts() -> None:

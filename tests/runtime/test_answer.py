@@ -22,7 +22,7 @@ from tide.core.errors import (
 )
 from tide.core.results import Result, Trial
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Prompt, Request
+from tide.engines.base import Request
 
 
 def test_prompts_are_written_while_texts_are_scored() -> None:
@@ -206,16 +206,6 @@ def test_short_answer_that_fails_is_repaired_or_refused(strategy: str, second: s
         assert "".join(stream) == expected
 
 
-@pytest.mark.parametrize(("threshold", "accepted"), [(0.5, False), (0.500001, True)])
-def test_a_text_that_scores_the_threshold_is_not_accepted(threshold: float, accepted: bool) -> None:
-    settings: dict[str, Any] = {
-        "strategy": "resample:max_iterations=1",
-        "toxicity_threshold": threshold,
-    }
-    detox = Detoxifier(FakeEngine("toxicity 0.500000"), scorer=read, **settings)
-    assert detox(PROMPTS[0]).accepted is accepted
-
-
 def test_a_prompt_with_too_many_characters_is_refused_before_it_is_tokenised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,21 +222,24 @@ def test_a_prompt_with_too_many_characters_is_refused_before_it_is_tokenised(
     assert tokenized == [PROMPTS[0]]
 
 
-def test_a_long_prompt_is_tokenised_while_another_prompt_is_completed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("step", "prompt"), [("_encode", "a " * 11_000), ("_render", Chat.said("a question"))]
+)
+def test_a_prompt_that_is_slow_to_prepare_delays_no_other(
+    step: str, prompt: str | Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
     engine = scripted_engine(context_length=None)
-    encode = engine._encode
+    prepare = getattr(engine, step)
 
-    def slow(text: str) -> Prompt:
-        assert len(text) < 20_000 or ended.wait(20)
-        return encode(text)
+    def slow(given: str | Chat) -> Any:
+        assert given != prompt or ended.wait(20)
+        return prepare(given)
 
-    monkeypatch.setattr(engine, "_encode", slow)
-    detox = Detoxifier(engine, scorer=ReadingScorer())
+    monkeypatch.setattr(engine, step, slow)
     order = []
-    for number, result in outcomes(detox, ["a " * 11_000, PROMPTS[1]], ordered=False):
+    detox = Detoxifier(engine, scorer=ReadingScorer())
+    for number, result in outcomes(detox, [prompt, PROMPTS[1]], ordered=False):
         assert isinstance(result, Result)
         order.append(number)
         ended.set()

@@ -8,23 +8,22 @@ import pytest
 
 from tests.fakes import FakeScorer
 from tests.runtime.world import (
+    ALL_GOOD,
     PROMPT,
+    REPAIRED,
     SETTINGS,
     WORDS,
     Reader,
     Storyteller,
     never,
+    second,
     story,
     text,
     third,
-    third_always,
 )
 from tide.core.errors import DeadlineError
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-
-ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
-REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
 
 
 def test_a_clean_answer_is_written_once_and_scored_by_sentence() -> None:
@@ -50,25 +49,10 @@ def test_a_sentence_that_fails_is_rewound_to_its_blamed_word() -> None:
     assert trial.returned.round == trial.rounds == 2
 
 
-def second(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The second sentence is bad, and the fifth unless the second was repaired."""
-    return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
-
-
 def test_the_model_goes_on_from_the_repaired_text() -> None:
     trial = story(second)(PROMPT).best
     assert trial.accepted
     assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
-
-
-@pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
-def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    trial = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
-    assert not trial.accepted
-    assert trial.refused == (on_unresolved == "refuse")
-    assert trial.toxicity == 0.9
-    assert "Bad2" in trial.returned.text
-    assert trial.text == ("" if trial.refused else trial.returned.text)
 
 
 def test_answer_ends_after_as_many_rewinds_as_allowed() -> None:

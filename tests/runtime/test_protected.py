@@ -13,39 +13,30 @@ from tide.runtime.protected import is_protected
 
 
 @pytest.mark.parametrize(
-    ("before", "word"),
+    ("before", "word", "expected"),
     [
-        ("The actor", " Dick"),
-        ("Is it near", " Scunthorpe?"),
-        ('He said "you', " fool"),
-        ("He said", ' "fool'),
-        ("She called it “a", " mess"),
-        ("So:\n> what a", " fool"),
-        ("Run `kill", " -9"),
-        ("Run:\n```sh\nls;", " kill"),
-        ("It is about", " 69"),
-        ("Yes.", " Ann"),
+        ("The actor", " Dick", True),
+        ("Is it near", " Scunthorpe?", True),
+        ("Yes.", " Ann", True),
+        ("You are an", " idiot", False),
+        ("You are an", " IDIOT", False),
+        ("", " Idiot", False),
+        ("Well.", " Idiots", False),
+        ("See:\n-", " Idiots", False),
+        ('He said "you', " fool", True),
+        ("He said", ' "fool', True),
+        ("She called it “a", " mess", True),
+        ("So:\n> what a", " fool", True),
+        ('He said "no". What an', " idiot", False),
+        ("Run `kill", " -9", True),
+        ("Run:\n```sh\nls;", " kill", True),
+        ("Run `ls`, you", " fool", False),
+        ("```\nls\n```\nYou", " fool", False),
+        ("It is about", " 69", True),
     ],
 )
-def test_words_of_names_quotations_code_and_numbers(before: str, word: str) -> None:
-    assert is_protected(before, word, "Who is Ann?")
-
-
-@pytest.mark.parametrize(
-    ("before", "word"),
-    [
-        ("You are an", " idiot"),
-        ("You are an", " IDIOT"),
-        ("", " Idiot"),
-        ("Well.", " Idiots"),
-        ("See:\n-", " Idiots"),
-        ('He said "no". What an', " idiot"),
-        ("Run `ls`, you", " fool"),
-        ("```\nls\n```\nYou", " fool"),
-    ],
-)
-def test_other_words_are_repaired(before: str, word: str) -> None:
-    assert not is_protected(before, word, "Who is Ann?")
+def test_words_of_names_quotations_code_and_numbers(before: str, word: str, expected: bool) -> None:
+    assert is_protected(before, word, "Who is Ann?") is expected
 
 
 @pytest.mark.parametrize("is_chat", [True, False])

@@ -14,10 +14,12 @@ from tests.fakes import FakeEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, InputError, StrategyError
+from tide.core.settings import Settings
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Prompt
+from tide.runtime.search import start_of
 from tide.search import REGISTRY
-from tide.search.base import Candidate, Problem, Strategy
+from tide.search.base import Candidate, Strategy
 from tide.search.tide import TideStrategy
 
 
@@ -146,23 +148,13 @@ def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves(strateg
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
 def test_search_moves_the_rows_of_user_messages(perturb: str) -> None:
     """By default only those of the last one."""
-    problems: list[Problem] = []
-
-    class Recording(TideStrategy):
-        def __init__(self, problem: Problem, *arguments: Any) -> None:
-            problems.append(problem)
-            super().__init__(problem, *arguments)
-
     texts = [("user", "first words"), ("assistant", "fine"), ("user", "one two three four")]
     chat = Chat.of([{"role": role, "content": content} for role, content in texts])
-    options: dict[str, Any] = {"preset": "relative", "max_iterations": 2, "perturb": perturb}
     with scripted_engine() as engine:
-        Detoxifier(engine, scorer=ReadingScorer(), strategy=Recording, **options)(chat)
         prompt = engine.encode(engine.render(chat))
-        expected_rows = engine.embed_tokens(prompt.token_ids)
+        problem = start_of(prompt, Settings(perturb=perturb), 0, engine)
+        assert torch.equal(problem.x0, engine.embed_tokens(prompt.token_ids))
         words = engine._texts([[token_id] for token_id in prompt.token_ids])
-    (problem,) = problems
-    assert torch.equal(problem.x0, expected_rows)
     moved = [word.strip() for word, moves in zip(words, problem.movable, strict=True) if moves]
     expected = {
         "content": ["one", "two", "three", "four"],

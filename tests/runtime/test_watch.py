@@ -95,16 +95,6 @@ def test_positions_that_are_scored(
     assert ([position], windows[-1]) == (at_the_end, "".join(texts))
 
 
-def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
-    answer = watch()
-    assert feed(answer, [0.1, 0.1]) is None
-    assert answer.passed == 2
-    answer.texts += [" third", " fourth"]
-    (position,) = positions(answer)
-    assert answer.judge(position, scored(0.4)) is None
-    assert answer.passed == 2
-
-
 def test_suspicious_text_is_held_back_for_sixteen_tokens() -> None:
     answer = watch(words(20))
     held = []
@@ -155,15 +145,6 @@ def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text(pace: s
     *_, end = positions(answer, ended=True)
     assert answer.ends(end)
     assert end == len(answer.texts)
-
-
-def test_text_that_the_screen_accepts_has_not_passed() -> None:
-    answer = watch([*SENTENCE, " So"], screened=True)
-    for position in positions(answer)[:-1]:
-        answer.note_acceptance(position)
-    assert answer.passed == 0
-    assert answer.judge(10, scored(0.1)) is None
-    assert answer.passed == 10
 
 
 @pytest.mark.parametrize("screened", [True, False])

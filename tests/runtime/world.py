@@ -98,13 +98,6 @@ class Reader(FakeScorer):
         super().__init__(lambda text: 0.9 if bad(text) else 0.1, name="reader", **members)
 
 
-def dying(text: str) -> float:
-    """Score with `FakeScorer(dying)`, which fails at the fourth sentence."""
-    if "Good3" in text:
-        raise RuntimeError("out of memory")
-    return 0.1
-
-
 SETTINGS: dict[str, Any] = {
     "strategy": "backtrack:pace=sentence,lag=0,least=0",
     "toxicity_threshold": 0.5,
@@ -128,6 +121,10 @@ def text(*firsts: str) -> str:
     return "".join(map(sentence, firsts))
 
 
+ALL_GOOD = text(*(f"Good{number}" for number in range(6)))
+REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
+
+
 def never(number: int, moved: bool, words: list[str | None]) -> bool:
     return False
 
@@ -139,3 +136,8 @@ def third(number: int, moved: bool, words: list[str | None]) -> bool:
 
 def third_always(number: int, moved: bool, words: list[str | None]) -> bool:
     return number == 2
+
+
+def second(number: int, moved: bool, words: list[str | None]) -> bool:
+    """The second sentence is bad, and the fifth unless the second was repaired."""
+    return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tide.core.errors import InputError
-from tide.search.geometry import cosine, measure, movable_rows, normalize, project
+from tide.search.geometry import cosine, measure, movable_rows, project
 
 
 @st.composite
@@ -35,15 +35,6 @@ def test_projection_lands_on_the_cone(pair: tuple[Tensor, Tensor], kappa: float,
 def test_kappa_zero_is_no_constraint() -> None:
     x0 = torch.ones(2, 4)
     assert torch.equal(project(-x0, x0, 0.0), -x0)
-
-
-def test_normalize_rows_or_matrix() -> None:
-    g = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]])
-    rows = normalize(g, "token")
-    assert torch.allclose(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
-    assert float(normalize(g, "matrix").norm()) == pytest.approx(1.0)
-    assert torch.equal(normalize(torch.zeros(2, 3), "token"), torch.zeros(2, 3))
-    assert torch.equal(normalize(torch.zeros(2, 3), "matrix"), torch.zeros(2, 3))
 
 
 def test_displacement_is_relative() -> None:

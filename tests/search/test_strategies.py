@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.worlds import toxicity
 from tide.core.errors import InputError, StrategyError
 from tide.core.settings import Settings
 from tide.search import REGISTRY, load_strategy, resolve_settings
 from tide.search.base import Candidate, Point, Problem, Steps, Strategy
-from tide.search.tide import TideStrategy, estimate_gradient
+from tide.search.tide import TideStrategy
 
 # Nothing passes.
 HARD: dict[str, Any] = {"toxicity_threshold": 1e-12, "max_iterations": 4}
@@ -110,20 +109,6 @@ def test_moves_the_movable_rows_alone(name: str) -> None:
 # The estimator, and what it is computed from
 
 
-def test_estimator_is_unbiased_on_a_quadratic() -> None:
-    """Phi(x) = |A x|^2 has the smoothed gradient 2 A^T A x: the mean of estimates reaches it."""
-    generator = torch.Generator().manual_seed(1)
-    a, x, mu = torch.randn(8, 8, generator=generator), torch.randn(2, 8, generator=generator), 0.3
-
-    def phi(z: Tensor) -> Tensor:
-        return (z @ a).square().sum(dim=(-2, -1))
-
-    u = torch.randn(400_000, 2, 8, generator=generator)
-    estimate = estimate_gradient(u, phi(x + mu * u) - phi(x), mu)
-    exact = 2 * x @ a @ a.T
-    assert float((estimate - exact).norm() / exact.norm()) < 0.05
-
-
 def test_the_estimate_uses_the_rounded_step() -> None:
     """Perturbations enter the estimate as bfloat16 rounds them, not as they were drawn."""
     x0 = torch.tensor([[256.0, 256.0, 0.0]])  # in bfloat16 the neighbours of 256 are 1 and 2 away
@@ -166,16 +151,6 @@ def test_scales_are_relative_to_the_prompts_rows() -> None:
 
 
 # The order of work and the choice of the best
-
-
-def test_each_point_is_tested_before_its_perturbations() -> None:
-    strategy = make("tide", num_samples=5)
-    roles = []
-    for scores in ([0.9], [0.9, 0.8, 0.7, 0.9, 0.6], [0.4]):
-        roles.append([candidate.role for candidate in strategy.ask()])
-        tell(strategy, scores)
-    assert roles == [["initial"], ["perturbation"] * 5, ["iterate"]]
-    assert (strategy.done, strategy.iterations, strategy.best) == (True, 2, 6)
 
 
 def test_several_completions_per_evaluation_are_averaged() -> None:
