@@ -15,6 +15,7 @@ from tests.engines.openai.server import TextServer
 from tests.server.gateways import FINE, PARAMETERS, TEXT, USER, gateway, losing_its_scorer, says
 from tests.server.running import Running
 from tide.core.chat import Parts, ToolCall
+from tide.core.results import Usage
 from tide.server.answers import Refused
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
@@ -239,7 +240,7 @@ def test_tool_runner_sends_whole_conversations(
 
 def with_arguments(arguments: str) -> Sent:
     parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
-    return Sent("", parts, "tool_calls", 1, 1, {})
+    return Sent("", parts, "tool_calls", Usage(1, 1), {})
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}'])

@@ -19,6 +19,7 @@ from tests.hostile import KEY
 from tests.server.gateways import BAD, TOOL, USER, gateway, says
 from tests.server.running import PATIENCE, Running, counted, running, wait_until
 from tide.core.chat import Parts, ToolCall
+from tide.core.results import Usage
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.answers import event
 from tide.server.generation import Sent
@@ -171,7 +172,7 @@ def answer_of(path: str, text: str, town: str, stream: bool) -> bytes:
     if path == "/v1/responses":
         shape = ResponseShape(ResponsesRequest(input="x"), "tiny")
     calls = (ToolCall(id="call_1", name="find", arguments=json.dumps({"town": town})),)
-    sent = Sent(text, Parts(tool_calls=calls), "tool_calls", 5, 7, {})
+    sent = Sent(text, Parts(tool_calls=calls), "tool_calls", Usage(7, 5), {})
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
     piece = shape.piece(0, text[:5])
     events = [*shape.end(0, text[5:], sent), *shape.finish(usage, {})]

@@ -374,6 +374,36 @@ def test_usage_is_the_servers_own(upstream: TextServer, server: Running) -> None
     assert chat(server, tools=[TOOL]).json()["usage"] == USAGE
 
 
+def test_details_of_usage_pass_and_are_translated(
+    upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {"reasoning_tokens": 2, "dull": 3, "audio_tokens": "dull"}
+    told = {
+        "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1},
+        "completion_tokens_details": written,
+    }
+    monkeypatch.setattr("tests.engines.openai.server.USAGE", {**USAGE, **told})
+    passed = {**USAGE, **told, "completion_tokens_details": {"reasoning_tokens": 2}}
+    writes(upstream, [" kind", " people"])
+    assert chat(server).json()["usage"] == passed
+    assert server.events(prompt="The weather", **STREAM)[-1]["usage"] == passed
+    twice = server.ask(["The weather", "The river"], n=2).json()["usage"]
+    assert twice["prompt_tokens_details"] == {"cached_tokens": 8, "cache_write_tokens": 2}
+    assert twice["completion_tokens_details"] == {"reasoning_tokens": 8}
+    response = server.post("/v1/responses", {"input": "The weather"}).json()["usage"]
+    assert response["input_tokens_details"] == {"cached_tokens": 4, "cache_write_tokens": 1}
+    assert response["output_tokens_details"] == {"reasoning_tokens": 2}
+    for stream in (False, True):
+        asked = {"messages": [USER], "max_tokens": 9, "stream": stream}
+        answer = server.post("/v1/messages", asked).text
+        assert '"input_tokens":2,"cache_read_input_tokens":4' in answer
+        assert '"cache_creation_input_tokens":1,"output_tokens":5' in answer
+        assert '"output_tokens_details":{"thinking_tokens":2}' in answer
+    # The request of a repair finds the kept text in the server's cache.
+    writes(upstream, RUDE, repaired=KIND[5:])
+    assert "prompt_tokens_details" not in server.ask("The weather").json()["usage"]
+
+
 def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
     upstream: TextServer, server: Running
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -86,6 +86,15 @@ class ScoredCompletion(BaseModel):
     failed: tuple[str, ...] = ()
 
 
+class Usage(NamedTuple):
+    """The numbers of tokens of a prompt and its answer, and what a server says of their kinds."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Mapping[str, int] = {}
+    completion_tokens_details: Mapping[str, int] = {}
+
+
 class Trial(BaseModel):
     """One independent run on a prompt: its full trace, and the evaluation that is returned.
 
@@ -101,8 +110,7 @@ class Trial(BaseModel):
         whole completions.
     shown, shown_tokens: the text that was streamed before the answer was withheld, and its length.
     parts: tool calls and reasoning of an accepted answer that may be given out.
-    usage: a server's count of the tokens of prompt and answer. After a repair, the kept text
-        belongs to its prompt.
+    usage: a server's count of the tokens. After a repair, the kept text belongs to its prompt.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
     `empty` (with `accept_empty`, as published, it is accepted). If a text is scored while it
@@ -126,7 +134,7 @@ class Trial(BaseModel):
     shown: str = ""
     shown_tokens: int = 0
     parts: Parts = Parts()
-    usage: tuple[int, int] | None = None
+    usage: Usage | None = None
 
     @property
     def returned(self) -> ScoredCompletion:

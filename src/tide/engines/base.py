@@ -35,7 +35,7 @@ from pydantic import Field
 from tide.core.chat import Chat, Parts, Rendered
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
-from tide.core.results import FinishReason
+from tide.core.results import FinishReason, Usage
 from tide.core.sanitize import half_character
 from tide.core.settings import Sampling, Settings, derive_seed
 from tide.core.text import HALF, is_letter
@@ -130,7 +130,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     read_tokens: int | None = field(default=None, compare=False)
     parts: Parts = _NO_PARTS
-    usage: tuple[int, int] | None = field(default=None, compare=False)
+    usage: Usage | None = field(default=None, compare=False)
     ends_word: bool = field(default=False, compare=False)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
-from tide.core.results import FinishReason, Role, ScoredCompletion, Trial
+from tide.core.results import FinishReason, Role, ScoredCompletion, Trial, Usage
 from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Prompt
 from tide.runtime.acceptance import Acceptance
@@ -72,7 +72,7 @@ class Effort:
     generated_tokens: int = 0
     read_tokens: int = 0
     scorer_calls: int = 0
-    usage: tuple[int, int] | None = None
+    usage: Usage | None = None
     stop_sequence: str | None = None
 
     def record(

@@ -227,7 +227,7 @@ class Shape(Protocol):
     done: str
 
     def whole(
-        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+        self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the answer without streaming."""
 
@@ -237,7 +237,7 @@ class Shape(Protocol):
     def end(self, number: int, rest: str, sent: Sent) -> Iterable[dict[str, Any]]:
         """Return the last events of choice `number`. rest: its text after the pieces."""
 
-    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    def finish(self, usage: dict[str, Any], tide: dict[str, Any]) -> Iterable[dict[str, Any]]:
         """Return the events after the last choice."""
 
     def failed(self, error: Refused) -> str:
@@ -277,7 +277,7 @@ class ReplyShape:
         self._piece = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
 
     def whole(
-        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+        self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]
     ) -> dict[str, Any]:
         choices = [self._choice(number, answer) for number, answer in enumerate(sent)]
         return {**self._whole, "choices": choices, "usage": usage, "tide": tide}
@@ -334,7 +334,7 @@ class ReplyShape:
                 yield chunk
         yield self._chunk(number, "", sent.reason, tide=sent.tide)
 
-    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def finish(self, usage: dict[str, Any], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._counts:
             yield {**self._piece, "choices": [], "usage": usage, "tide": tide}
 

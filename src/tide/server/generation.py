@@ -28,7 +28,7 @@ import anyio
 from tide.core.chat import Chat, Parts, forms_of
 from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, PromptRefusedError, TideError
-from tide.core.results import FinishReason, Result, Trial
+from tide.core.results import FinishReason, Result, Trial, Usage
 from tide.core.sanitize import Unread, readings
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.scorers.base import FALLBACK, Exchange, ScorerWrapper
@@ -78,15 +78,14 @@ class Sent:
     """A completion as it is sent, with accepted text, or the model's own text if monitored.
 
     text: for a refused completion, the text that was already streamed. parts: tool calls and
-    reasoning. reason: OpenAI's `finish_reason`. tokens: number of tokens in `text` and `parts`.
+    reasoning. reason: OpenAI's `finish_reason`. usage: counts the tokens of `text` and `parts`.
     tide: the response's field `tide`. draft: a monitored answer, which is sent unscored.
     """
 
     text: str
     parts: Parts
     reason: str
-    tokens: int
-    prompt_tokens: int
+    usage: Usage
     tide: dict[str, Any]
     draft: Draft | None = None
 
@@ -122,7 +121,7 @@ class Serving:
             async for number, item in running:
                 if isinstance(item, Sent):
                     answers[number] = item
-                    visit.log_tokens(item.tokens)
+                    visit.log_tokens(item.usage.completion_tokens)
         sent = [answers[number] for number in range(len(calls))]
         tide = summed(sent)
         answer = shape.whole(sent, usage_of(sent, request.n), tide)
@@ -147,7 +146,7 @@ class Serving:
                     else:
                         rest = _rest(item.text, "".join(streamed[number]))
                         answers[number] = item
-                        visit.log_tokens(item.tokens)
+                        visit.log_tokens(item.usage.completion_tokens)
                         for data in shape.end(number, rest, item):
                             yield event(data)
             sent = [answers[number] for number in range(len(calls))]
@@ -341,8 +340,7 @@ class Serving:
             written, parts = outcome.generated_tokens, outcome.parts
             by |= {"forward_tokens": written + outcome.read_tokens, "generated_tokens": written}
             reason = _reason(outcome.finish_reason, parts)
-            read, tokens = outcome.usage
-            return Sent(outcome.text, parts, reason, tokens, read, by, outcome)
+            return Sent(outcome.text, parts, reason, outcome.usage, by, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
         call.policy.budget.count(altered=altered)
         self.metrics.of_policy.labels(call.policy.name, "altered" if altered else "unaltered").inc()
@@ -376,8 +374,7 @@ class Serving:
             text,
             best.parts,
             _reason(best.returned.finish_reason if ended else "content_filter", best.parts),
-            best.shown_tokens if best.refused else tokens,
-            best.prompt_tokens,
+            Usage(best.prompt_tokens, best.shown_tokens if best.refused else tokens),
             tide,
         )
 
@@ -385,13 +382,14 @@ class Serving:
         """Count the tokens of an answer as the server behind a gateway counts them."""
         usage, engine = result.best.usage, self._policies.engine
         if usage is not None and not result.best.returned.kept_tokens:
-            return replace(sent, prompt_tokens=usage[0], tokens=usage[1])
+            return replace(sent, usage=usage)
         written = await engine.portal.call(engine.count_tokens, sent.text) + sent.parts.num_tokens
         if usage is None:
             read = await engine.portal.call(engine.count_tokens, result.prompt)
         else:
-            read = sum(usage) - written  # the server read a part of the answer
-        return replace(sent, prompt_tokens=read, tokens=written)
+            # The server read a part of the answer, too, so its details are not of this prompt.
+            read = usage.prompt_tokens + usage.completion_tokens - written
+        return replace(sent, usage=Usage(read, written))
 
     def _count(self, change: int) -> None:
         self._under_way += change
@@ -511,11 +509,27 @@ def scorer_of(trial: Trial, scorer: ScorerWrapper) -> str:
     return scorer.fallback if decided else scorer.name
 
 
-def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
-    """Count the tokens of a response. n: number of completions per prompt."""
-    read = sum(answer.prompt_tokens for answer in sent[::n])
-    written = sum(answer.tokens for answer in sent)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+def usage_of(sent: Sequence[Sent], n: int) -> dict[str, Any]:
+    """Return OpenAI's `usage` of a response. n: number of completions per prompt."""
+    answers = [answer.usage for answer in sent]
+    read = sum(usage.prompt_tokens for usage in answers[::n])
+    written = sum(usage.completion_tokens for usage in answers)
+    told = {
+        "prompt_tokens_details": [usage.prompt_tokens_details for usage in answers[::n]],
+        "completion_tokens_details": [usage.completion_tokens_details for usage in answers],
+    }
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        **{name: _added(details) for name, details in told.items() if all(details)},
+    }
+
+
+def _added(details: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Add up the kinds of tokens that were counted in all answers."""
+    names = set.intersection(*map(set, details))
+    return {name: sum(counts[name] for counts in details) for name in sorted(names)}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class MessageShape:
         }
 
     def whole(
-        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+        self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]
     ) -> dict[str, Any]:
         (answer,) = sent
         content = _blocks(answer.text, answer)
@@ -202,7 +202,7 @@ class MessageShape:
         self._end = _end(sent)
         self._tide = sent.tide
 
-    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def finish(self, usage: dict[str, Any], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
         fields = {"delta": self._end, "usage": _usage(usage), "tide": self._tide}
         yield {"type": "message_delta", **fields}
         yield {"type": "message_stop"}
@@ -255,8 +255,19 @@ def _end(sent: Sent) -> dict[str, Any]:
     return {"stop_reason": _REASONS.get(sent.reason, "end_turn"), "stop_sequence": None}
 
 
-def _usage(usage: dict[str, int]) -> dict[str, int]:
-    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    details = usage.get("prompt_tokens_details", {})
+    cached, stored = details.get("cached_tokens", 0), details.get("cache_write_tokens", 0)
+    counts = {
+        "input_tokens": max(0, usage["prompt_tokens"] - cached - stored),
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": stored,
+        "output_tokens": usage["completion_tokens"],
+    }
+    thoughts = usage.get("completion_tokens_details", {}).get("reasoning_tokens")
+    if thoughts is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": thoughts}
+    return counts
 
 
 class _Piece(BaseModel):

@@ -13,13 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import PromptRefusedError, first_line
-from tide.core.results import FinishReason
+from tide.core.results import FinishReason, Usage
 from tide.core.settings import derive_seed
 from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
@@ -42,8 +42,8 @@ class Draft:
     """An answer that was given out before it is scored.
 
     parts: tool calls and reasoning. is_stream: whether it was streamed, so it is judged part by
-    part. pieces: as the engine wrote them; none of an answer that was passed on. usage: numbers of
-    tokens of prompt and answer, as the server counts them.
+    part. pieces: as the engine wrote them; none of an answer that was passed on. usage: as the
+    server counts it.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Draft:
     generated_tokens: int = 0
     read_tokens: int = 0
     pieces: tuple[Piece, ...] = ()
-    usage: tuple[int, int] = (0, 0)
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         effort.generated_tokens,
         effort.read_tokens,
         tuple(recorded),
-        effort.usage or (len(task.prompt.token_ids), len(watch.ids) + piece.parts.num_tokens),
+        effort.usage or Usage(len(task.prompt.token_ids), len(watch.ids) + piece.parts.num_tokens),
     )
 
 

@@ -214,7 +214,7 @@ class ResponseShape:
             self._response["tool_choice"] = {"type": "function", "name": chosen.name}
 
     def whole(
-        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+        self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]
     ) -> dict[str, Any]:
         events = [*self.end(0, sent[0].text, sent[0]), *self.finish(usage, tide)]
         response: dict[str, Any] = events[-1]["response"]
@@ -253,12 +253,14 @@ class ResponseShape:
         details = {"reason": reason} if reason else None
         self._response |= {"status": status, "incomplete_details": details, "tide": sent.tide}
 
-    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def finish(self, usage: dict[str, Any], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        unknown = {"cached_tokens": 0, "cache_write_tokens": 0}
         self._response["usage"] = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": unknown | usage.get("prompt_tokens_details", {}),
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0}
+            | usage.get("completion_tokens_details", {}),
             "total_tokens": usage["total_tokens"],
         }
         yield self._event(self._response["status"], response=self._response)

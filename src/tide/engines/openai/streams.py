@@ -13,14 +13,14 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import httpx
 import msgspec
 
 from tide.core.chat import Parts, ToolCall
 from tide.core.http import MIB, Reply, ServerFailed
-from tide.core.results import FinishReason
+from tide.core.results import FinishReason, Usage
 from tide.core.sanitize import sanitized
 from tide.core.text import Thoughts
 from tide.engines.openai.upstream import Upstream
@@ -93,11 +93,11 @@ class Aside:
     """Assembles the reasoning and the tool calls of an answer.
 
     thoughts: separates reasoning at the beginning of the text from the text, if `inline`. usage:
-    tokens of the prompt and of the answer, once the server has counted them. stop_sequence: the
-    stop string that ended the text, if the server says it.
+    once the server has told it. stop_sequence: the stop string that ended the text, if the server
+    says it.
     """
 
-    usage: tuple[int, int] | None = None
+    usage: Usage | None = None
     stop_sequence: str | None = None
 
     def __init__(self, *, inline: bool) -> None:
@@ -208,15 +208,19 @@ class Event(msgspec.Struct):
     message: Any = None
 
     @property
-    def counts(self) -> tuple[int, int] | None:
+    def counts(self) -> Usage | None:
         """The tokens of prompt and answer, or None if the server does not count both."""
         if not isinstance(self.usage, dict):
             return None
         read, written = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
-        if type(read) is not int or type(written) is not int:
+        if not (_is_count(read) and _is_count(written) and read + written > 0):
             return None
-        is_known = 0 <= read < 2**31 and 0 <= written < 2**31 and read + written > 0
-        return (read, written) if is_known else None
+        return Usage(
+            read,
+            written,
+            _details(self.usage.get("prompt_tokens_details")),
+            _details(self.usage.get("completion_tokens_details")),
+        )
 
     def check(self) -> None:
         """Raise ServerFailed if the server reports an error."""
@@ -230,6 +234,22 @@ class Event(msgspec.Struct):
         content = json.dumps({"error": fields}).encode()
         reply = Reply(status, httpx.Headers(), content)
         raise ServerFailed("an error in a stream", text, status=status, reply=reply)
+
+
+# Other names of details could be words.
+_DETAILS = frozenset((
+    "accepted_prediction_tokens", "audio_tokens", "cache_write_tokens", "cached_tokens",
+    "image_tokens", "reasoning_tokens", "rejected_prediction_tokens", "text_tokens",
+))  # fmt: skip
+
+
+def _details(told: Any) -> dict[str, int]:
+    fields = told if isinstance(told, dict) else {}
+    return {name: fields[name] for name in _DETAILS & fields.keys() if _is_count(fields[name])}
+
+
+def _is_count(number: Any) -> TypeGuard[int]:
+    return type(number) is int and 0 <= number < 2**31
 
 
 _EVENT = msgspec.json.Decoder(Event)
