@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ TEXT = "The river is wide. It runs to the sea. The town is on its left bank."
 PARAMETERS = {"type": "object", "properties": {"a": {"enum": ["b", None], "default": None}}}
 ARGUMENTS = '{"where": "the town", "deep": [1, {"key": "value"}]}'
 FINE = Said("I look.", "They ask for a river.", [("find", ARGUMENTS), ("find", "{}")])
+Serve = Callable[..., Running]
 
 
 @contextmanager
@@ -39,6 +40,17 @@ def gateway(
     ):
         upstream.requests.clear()
         yield server
+
+
+def chat(server: Running, **body: Any) -> Any:
+    return server.post("/v1/chat/completions", {"messages": [USER], **body})
+
+
+def choice_of(server: Running, **body: Any) -> Any:
+    """The answer to a chat."""
+    answer = chat(server, **body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
 
 
 def says(server: TextServer, *said: Said, wire: str = "vLLM") -> None:

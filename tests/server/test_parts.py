@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,19 @@ import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import TextServer
-from tests.fakes import RudeScorer
-from tests.server.gateways import ARGUMENTS, BAD, FINE, PARAMETERS, USER, says
-from tests.server.running import Running, counted, running, wait_until, written
+from tests.server.gateways import (
+    ARGUMENTS,
+    BAD,
+    FINE,
+    PARAMETERS,
+    USER,
+    Serve,
+    chat,
+    choice_of,
+    says,
+)
+from tests.server.running import Running, counted, wait_until, written
 from tide.core.chat import forms_of
-from tide.engines.openai.engine import OpenAIEngine
 from tide.server.schemas import ChatRequest
 
 TOOLS: list[Any] = [
@@ -25,43 +30,11 @@ TOOLS: list[Any] = [
 ]
 JSON = {"response_format": {"type": "json_object"}}
 PATH = "/v1/chat/completions"
-Serve = Callable[..., Running]
 
 
-@pytest.fixture(scope="module")
-def started(text_engine: OpenAIEngine) -> Iterator[Callable[..., Running]]:
-    """Starts a server for given options, or returns the one that was started for them."""
-    with ExitStack() as stack:
-
-        @cache
-        def start(**options: Any) -> Running:
-            options = {"strategy": "backtrack", "toxicity_threshold": 0.5, **options}
-            return stack.enter_context(running(text_engine, RudeScorer(BAD), **options))
-
-        yield start
-
-
-@pytest.fixture
-def serve(upstream: TextServer, started: Callable[..., Running]) -> Serve:
-    """Return a server whose model gives these answers in turn, and then repeats the last one."""
-
-    def serve(*said: Said, wire: str = "vLLM", **options: Any) -> Running:
-        says(upstream, *said, wire=wire)
-        server = started(**options)
-        server.scorer.calls.clear()
-        upstream.requests.clear()
-        return server
-
-    return serve
-
-
-def ask(server: Running, **more: Any) -> dict[str, Any]:
-    """The whole answer to a chat with tools."""
-    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 100, **more}
-    answer = server.post(PATH, body)
-    assert answer.status_code == 200, answer.text
-    choice: dict[str, Any] = answer.json()["choices"][0]
-    return choice
+def ask(server: Running, **more: Any) -> Any:
+    """The answer to a chat with tools."""
+    return choice_of(server, **{"tools": TOOLS, "max_tokens": 100, **more})
 
 
 def streamed(server: Running, **more: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -302,7 +275,7 @@ def test_calls_that_nobody_asked_for_never_leave(
     serve: Serve, more: dict[str, Any], stream: bool
 ) -> None:
     server = serve(Said("Fine.", calls=[("find", "{}")]))
-    failed = server.post(PATH, {"messages": [USER], "tools": TOOLS, "stream": stream, **more})
+    failed = chat(server, **{"tools": TOOLS, "stream": stream, **more})
     assert (failed.status_code, failed.json()["error"]["code"]) == (500, "completion_error")
     assert server.http.get("/ready").status_code == 200
 
@@ -337,27 +310,60 @@ def calling(**function: str) -> dict[str, Any]:
     return {**CALLED, "tool_calls": [{"id": "x", "function": function}]}
 
 
+def said(*parts: Any) -> list[dict[str, Any]]:
+    """A message with an image beside these parts."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    return [{"role": "user", "content": [*parts, image]}]
+
+
+ESCAPED = '{"a": "du\\u006cl"}'
+BEFORE = [{"role": "system", "content": None}, {"role": "assistant"}, USER]
+
+
+def called_before(arguments: str = "{}", result: str = "sunny") -> list[dict[str, Any]]:
+    """A conversation in the forms that were there before tools."""
+    call = {"name": "find", "arguments": arguments}
+    calls = {"role": "assistant", "content": None, "function_call": call}
+    return [*BEFORE, calls, {"role": "function", "name": "find", "content": result}]
+
+
 @pytest.mark.parametrize(
     ("turns", "refused"),
     [
         ([USER, CALLED, RESULT], False),
         ([USER, CALLED, {**RESULT, "content": "a dull"}], True),
-        ([USER, CALLED, {**RESULT, "content": '{"a": "du\\u006cl"}'}], True),
-        ([USER, calling(arguments='{"a": "du\\u006cl"}'), RESULT], True),
+        ([USER, CALLED, {**RESULT, "content": ESCAPED}], True),
+        ([USER, calling(arguments=ESCAPED), RESULT], True),
         ([USER, calling(arguments='{"dull": 1}'), RESULT], True),
         ([USER, calling(name="dull"), RESULT], True),
         ([{**USER, "content": "a dull"}, CALLED, RESULT], True),
         # An earlier turn was checked when it was the last.
         ([USER, CALLED, {**RESULT, "content": "a dull"}, USER], False),
+        (called_before(), False),
+        (called_before(arguments=ESCAPED), True),
+        (called_before(result="a dull"), True),
+        ([USER, {"role": "assistant", "content": "A dull river"}], True),
+        (said(), False),
+        (said({"type": "text", "text": "What is it?"}), False),
+        (said({"type": "text", "text": "How dull is it?"}), True),
+        (said({"type": "input_text", "text": "How dull is it?"}), True),  # vLLM reads it as text
+        (said({"type": "unknown", "text": "How dull is it?"}), True),
+        (said({"type": "thinking", "thinking": "How dull is it?"}), True),
+        # Mistral's models think in a list of texts, which clients send back.
+        (said({"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}), False),
+        (said({"type": "thinking", "thinking": [{"type": "text", "text": "A dull one"}]}), True),
     ],
 )
-def test_prompts_are_read_with_what_tools_were_told_and_answered(
-    serve: Serve, turns: Any, refused: bool
+def test_prompt_is_scored_with_its_tool_calls_results_and_texts_beside_images(
+    serve: Serve, upstream: TextServer, turns: Any, refused: bool
 ) -> None:
-    server = serve(Said("Fine."), refuse_prompt_above=0.5)
-    answer = server.post(PATH, {"messages": turns, "tools": TOOLS})
-    assert answer.status_code == (400 if refused else 200)
-    assert not refused or answer.json()["error"]["code"] == "content_filter"
+    answer = chat(serve(Said("Fine."), refuse_prompt_above=0.5), messages=turns)
+    if refused:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter")
+        assert not upstream.requests
+    else:
+        assert answer.status_code == 200
+        assert upstream.requests[0]["messages"] == turns
 
 
 def test_shadow_scores_an_answer_of_tool_calls_alone(serve: Serve, tmp_path: Path) -> None:

@@ -104,6 +104,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"messages": [{"role": "user", "refusal": "No."}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]},
          "messages.0.content.0.text"),
+        # Fields by which a server behind a gateway would read other text.
+        ({"Messages": [USER]}, "Messages"),  # a server in Go reads them as messages
+        ({"me\u017fsages": [USER]}, "me\u017fsages"),
+        ({"messages": [{**USER, "Content": "x"}]}, "messages.0.Content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "Text": "y"}]}]},
+         "messages.0.content.0.Text"),
+        ({"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x"}]}]},
+         "messages.0.content.0.type"),
+        ({"Echo": True}, "Echo"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template"),
+        ({"chat_template_kwargs": {"messages": [USER]}}, "messages"),  # llama.cpp reads them
+        ({"logit_bias": "x"}, "logit_bias"),  # it could not be joined with bans
         # Only a gateway takes these.
         ({"tools": TOOLS}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

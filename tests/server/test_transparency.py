@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.engines.openai.messages import Said
-from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text, told
+from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text
 from tests.fakes import RudeScorer
-from tests.server.gateways import BAD, TOOL, USER, gateway, says, writes
+from tests.server.gateways import BAD, TOOL, USER, Serve, chat, choice_of, gateway, says, writes
 from tests.server.running import Running, running, wait_until, written
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.limits import Limits
@@ -27,15 +27,8 @@ KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."
 
 
 @pytest.fixture
-def server(upstream: TextServer, text_engine: OpenAIEngine) -> Iterator[Running]:
-    with running(
-        text_engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5
-    ) as server:
-        yield server
-
-
-def chat(server: Running, **body: Any) -> Any:
-    return server.post("/v1/chat/completions", {"messages": [USER], **body})
+def server(serve: Serve) -> Running:
+    return serve()
 
 
 def test_a_request_gets_no_field_that_the_client_did_not_send(
@@ -58,57 +51,31 @@ FIELDS: dict[str, Any] = {
     "min_tokens": 1, "user": "somebody", "metadata": {"a": "b"}, "unknown": [None, {"a": 1}],
     "max_completion_tokens": 1100, "stop": ["END"], "suffix": None,
 }  # fmt: skip
+LIMITLESS = {"max_tokens": -1}
+OF_LUA = {"max_tokens": 6.0, "seed": 3.0}
+NULLS = {"max_tokens": None, "temperature": None, "seed": None}
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "sent"),
     [
-        pytest.param(FIELDS, id="fields"),
-        pytest.param({"max_tokens": -1}, id="LM Studio's value for no limit"),
-        pytest.param({"max_tokens": 6.0, "seed": 3.0}, id="numbers of Lua"),
-        pytest.param(dict.fromkeys(("max_tokens", "temperature", "seed")), id="nulls"),
+        pytest.param(FIELDS, FIELDS, id="fields"),
+        pytest.param(LIMITLESS, LIMITLESS, id="LM Studio's value for no limit"),
+        pytest.param(OF_LUA, OF_LUA, id="numbers of Lua"),
+        pytest.param(NULLS, NULLS, id="nulls"),
+        # Llama.cpp ignores empty stop strings, vLLM refuses them.
+        pytest.param({"stop": ""}, {}, id="empty stop string"),
+        pytest.param({"stop": []}, {}, id="no stop strings"),
+        pytest.param({"stop": [""]}, {}, id="list of an empty stop string"),
     ],
 )
 def test_fields_are_sent_as_the_client_sent_them(
-    upstream: TextServer, server: Running, fields: dict[str, Any]
+    upstream: TextServer, serve: Serve, fields: dict[str, Any], sent: dict[str, Any]
 ) -> None:
-    says(upstream, Said("It is fine."))
     message = {**USER, "name": "Ann", "unknown": 1}
-    answer = chat(server, messages=[message], **fields)
-    assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
-    assert upstream.requests == [{"messages": [message], "model": "tiny", **STREAM, **fields}]
-
-
-def test_empty_stop_strings_are_none(upstream: TextServer, server: Running) -> None:
-    """Llama.cpp ignores them, vLLM refuses them."""
-    for stop in ("", [], [""]):
-        assert server.ask("The weather", stop=stop).status_code == 200
-    assert not any("stop" in body for body in upstream.requests)
-
-
-def test_messages_may_have_older_forms_and_no_content(
-    upstream: TextServer, text_engine: OpenAIEngine
-) -> None:
-    says(upstream, Said("It is fine."))
-    call = {"name": "find", "arguments": "{}"}
-    turns: list[dict[str, Any]] = [
-        {"role": "system", "content": None},
-        {"role": "assistant"},
-        USER,
-        {"role": "assistant", "content": None, "function_call": call},
-    ]
-    result = {"role": "function", "name": "find"}
-    strict = {"preset": "backtrack", "refuse_prompt_above": 0.5}
-    with running(text_engine, RudeScorer(BAD), **strict) as server:
-        for content, status in (("sunny", 200), (BAD, 400)):
-            messages = [*turns, {**result, "content": content}]
-            assert chat(server, messages=messages).status_code == status
-        called = {**turns[-1], "function_call": {**call, "arguments": json.dumps({"a": BAD})}}
-        messages = [*turns[:-1], called, {**result, "content": "sunny"}]
-        assert chat(server, messages=messages).status_code == 400
-    assert [body["messages"] for body in upstream.requests] == [
-        [*turns, {**result, "content": "sunny"}]
-    ]
+    choice = choice_of(serve(Said("It is fine.")), messages=[message], **fields)
+    assert choice["message"]["content"] == "It is fine."
+    assert upstream.requests == [{"messages": [message], "model": "tiny", **STREAM, **sent}]
 
 
 BEGUN: dict[str, Any] = {"role": "assistant", "content": "The river runs by", "name": "Ann"}
@@ -116,7 +83,7 @@ BEGUN: dict[str, Any] = {"role": "assistant", "content": "The river runs by", "n
 
 def test_begun_answer_is_continued_and_repaired(upstream: TextServer, server: Running) -> None:
     writes(upstream, RUDE, repaired=KIND[5:])
-    answer = chat(server, messages=[USER, BEGUN]).json()["choices"][0]
+    answer = choice_of(server, messages=[USER, BEGUN])
     assert answer["message"]["content"] == "".join(KIND)
     first, repair = upstream.requests
     assert first["messages"] == [USER, BEGUN]
@@ -125,17 +92,6 @@ def test_begun_answer_is_continued_and_repaired(upstream: TextServer, server: Ru
     assert all(body["continue_final_message"] for body in (first, repair))
     whole = server.post("/v1/messages", {"messages": [USER, BEGUN], "max_tokens": 9}).json()
     assert whole["content"][0]["text"] == "".join(KIND)
-
-
-def test_begun_answer_is_scored_as_a_part_of_the_prompt(
-    upstream: TextServer, text_engine: OpenAIEngine
-) -> None:
-    begun = {**BEGUN, "content": f"A {BAD} river"}
-    with running(
-        text_engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5
-    ) as server:
-        assert chat(server, messages=[USER, begun]).status_code == 400
-    assert not upstream.requests
 
 
 def test_begun_answer_is_refused_if_the_server_begins_another() -> None:
@@ -160,48 +116,8 @@ def test_roles_are_left_to_the_server(
 ) -> None:
     says(upstream, Said("It is fine."))
     with running(text_engine, "pocket", preset="backtrack", refuse_prompt_above=limit) as server:
-        answer = chat(server, messages=messages)
-    assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
+        assert choice_of(server, messages=messages)["message"]["content"] == "It is fine."
     assert upstream.requests[0]["messages"] == messages
-
-
-def said(*parts: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": list(parts)}]
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        pytest.param({"Messages": said("x")}, "Messages", id="messages in a server in Go"),
-        pytest.param({"me\u017fsages": said("x")}, "me\u017fsages", id="messages with a long s"),
-        pytest.param({"messages": [{**USER, "Content": "x"}]}, "messages.0.Content", id="message"),
-        pytest.param(
-            {"messages": said({"type": "text", "text": "x", "Text": "y"})},
-            "messages.0.content.0.Text",
-            id="part",
-        ),
-        pytest.param({"Echo": True}, "Echo", id="echo"),
-        pytest.param({"chat_template": "x"}, "chat_template", id="template"),
-        pytest.param(
-            {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template", id="nested template"
-        ),
-        pytest.param(
-            {"chat_template_kwargs": {"messages": [USER]}}, "messages", id="messages of llama.cpp"
-        ),
-        pytest.param(
-            {"messages": said({"type": "prompt_embeds", "data": "x"})},
-            "messages.0.content.0.type",
-            id="embeddings",
-        ),
-        pytest.param({"logit_bias": "x"}, "logit_bias", id="bias that cannot be joined"),
-    ],
-)
-def test_field_by_which_a_server_reads_other_text_is_refused(
-    upstream: TextServer, server: Running, body: dict[str, Any], named: str
-) -> None:
-    refused = chat(server, **body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, named)
-    assert not upstream.requests
 
 
 def test_fields_of_other_requests_do_not_reach_the_server(
@@ -246,7 +162,7 @@ def test_a_repair_sends_its_bans_and_another_seed(
     """The client's other fields stay, and its own biases are joined with the bans."""
     upstream.favourite = " dull"
     sent = {"temperature": 0.5, "logit_bias": bias, "min_p": 0.1, "max_tokens": 8}
-    answer = chat(server, **sent, **seed).json()["choices"][0]
+    answer = choice_of(server, **sent, **seed)
     assert answer["tide"]["rounds"] > 1
     assert BAD not in answer["message"]["content"].casefold()
     first, *repairs = upstream.requests
@@ -259,38 +175,13 @@ def test_a_repair_sends_its_bans_and_another_seed(
         assert body.get("seed") != 7
 
 
-def test_a_policy_sets_what_a_client_leaves_out(
-    upstream: TextServer, text_engine: OpenAIEngine
-) -> None:
-    options: dict[str, Any] = {"preset": "backtrack", "temperature": 0.2, "top_p": 0.8}
-    with running(text_engine, RudeScorer(BAD), limits=Limits(max_tokens=40), **options) as server:
-        server.ask("The weather")
-        server.ask("The weather", temperature=0.4, top_p=0.7, max_tokens=3)
+def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, serve: Serve) -> None:
+    server = serve(limits=Limits(max_tokens=40), temperature=0.2, top_p=0.8)
+    server.ask("The weather")
+    server.ask("The weather", temperature=0.4, top_p=0.7, max_tokens=3)
     usual, chosen = upstream.requests[0], upstream.requests[-1]
     assert (usual["temperature"], usual["top_p"], usual["max_tokens"]) == (0.2, 0.8, 40)
     assert (chosen["temperature"], chosen["top_p"], chosen["max_tokens"]) == (0.4, 0.7, 3)
-
-
-def test_images_pass_and_texts_beside_them_are_scored(
-    upstream: TextServer, text_engine: OpenAIEngine
-) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    says(upstream, Said("A river."))
-
-    def status(*parts: Any) -> int:
-        return int(chat(server, messages=said(*parts, image)).status_code)
-
-    with running(
-        text_engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5
-    ) as server:
-        assert status() == status({"type": "text", "text": "What is it?"}) == 200
-        for kind in ("text", "input_text", "unknown"):  # vLLM reads the second as text, too
-            assert status({"type": kind, "text": "How dull is it?"}) == 400
-        assert status({"type": "thinking", "thinking": "How dull is it?"}) == 400
-        # Mistral's models think in a list of texts, which clients send back.
-        for text, code in (("What is it?", 200), ("How dull is it?", 400)):
-            thought = [{"type": "text", "text": text}]
-            assert status({"type": "thinking", "thinking": thought}) == code
 
 
 def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: Running) -> None:
@@ -301,22 +192,19 @@ def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: R
     assert [body["model"] for body in upstream.requests] == ["tiny", "tiny", "other"]
 
 
-@pytest.mark.usefixtures("upstream")
-def test_models_of_the_server_have_their_own_policies(
-    text_engine: OpenAIEngine, tmp_path: Path
-) -> None:
+def test_models_of_the_server_have_their_own_policies(serve: Serve, tmp_path: Path) -> None:
     path = written(
         tmp_path / "tide.yaml",
         policies={"strict": {}, "trial": {"mode": "monitor"}, "other": {}},
         models={"small": "trial", "tiny": "other"},
         default=["strict", "trial"],
     )
-    with running(text_engine, RudeScorer(BAD), preset="backtrack", policies=path) as server:
-        for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
-            answer = server.ask("The weather", model=model, max_tokens=4)
-            assert answer.headers["x-tide-policy"] == policy  # a local client may not use "other"
-        named = server.ask("The weather", model="small", tide={"policy": "strict"}, max_tokens=4)
-        assert named.headers["x-tide-policy"] == "strict"
+    server = serve(policies=path)
+    for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
+        answer = server.ask("The weather", model=model, max_tokens=4)
+        assert answer.headers["x-tide-policy"] == policy  # a local client may not use "other"
+    named = server.ask("The weather", model="small", tide={"policy": "strict"}, max_tokens=4)
+    assert named.headers["x-tide-policy"] == "strict"
 
 
 def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: Running) -> None:
@@ -338,23 +226,12 @@ def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: 
         assert set(upstream.requests[-1]["logit_bias"]) == ids
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_that_begins_a_stream_is_the_servers(
-    stream: bool, upstream: TextServer, server: Running
-) -> None:
-    """VLLM finds some faults of a request only after its stream has begun."""
-    error = {"message": "token_id -5 is out of range", "type": "BadRequestError", "code": 400}
-    upstream.faults = {"<bad>": lambda events: told({"error": error})}
-    refused = server.ask("<bad>", stream=stream)
-    assert (refused.status_code, refused.json()) == (400, {"error": {**error, "param": None}})
-
-
 @pytest.mark.parametrize("text", ["The river is wide. It", ""])
 def test_answer_that_the_servers_own_filter_ends_says_so(
     text: str, upstream: TextServer, server: Running
 ) -> None:
     says(upstream, Said(text, reason="content_filter"))
-    choice = chat(server).json()["choices"][0]
+    choice = choice_of(server)
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "content_filter")
     assert choice["tide"]["accepted"] == bool(text)
     assert choice["tide"]["repairs"] == 0
@@ -471,7 +348,7 @@ def test_json_that_is_cut_by_max_tokens_or_a_filter_is_given_out_if_its_strings_
 ) -> None:
     def shown(reason: str) -> tuple[str, str]:
         says(upstream, Said(text, reason=reason))
-        choice = chat(server, response_format={"type": "json_object"}).json()["choices"][0]
+        choice = choice_of(server, response_format={"type": "json_object"})
         return choice["message"]["content"], choice["finish_reason"]
 
     for reason in ("length", "content_filter"):
@@ -528,7 +405,7 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     assert first["messages"] == second["messages"] == [USER]
     assert first["seed"] == second["seed"]  # with equal noise, it most likely begins as before
     assert seed.items() <= first.items()
-    whole = chat(server, **seed).json()["choices"][0]
+    whole = choice_of(server, **seed)
     assert (whole["message"]["content"], whole["finish_reason"]) == ("".join(repaired), "stop")
 
 
@@ -536,7 +413,7 @@ def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter() -> None
     with TextServer(continues=False, biased=False) as upstream, gateway(upstream) as server:
         writes(upstream, RUDE)
         pieces, reason = streamed(server)
-        whole = chat(server).json()["choices"][0]
+        whole = choice_of(server)
     assert BAD not in "".join(pieces)
     assert (reason, whole["finish_reason"]) == ("content_filter", "content_filter")
 
@@ -545,7 +422,7 @@ def test_repair_before_the_servers_own_filter_ends_an_answer_is_counted(
     upstream: TextServer, server: Running
 ) -> None:
     says(upstream, Said(f"A {BAD} town."), Said(" small", reason="content_filter"))
-    choice = chat(server).json()["choices"][0]
+    choice = choice_of(server)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("A small", "content_filter")
     assert (choice["tide"]["repaired"], choice["tide"]["repairs"]) == (True, 1)
 
@@ -657,11 +534,12 @@ def test_traces_go_on_to_the_server(upstream: TextServer, server: Running) -> No
         handler.close_connection = True
 
     upstream.faults = {"<trace>": Broken(refuse)}
-    server.http.post(
-        "/v1/completions", json={"prompt": "<trace>"}, headers={"traceparent": "00-1-2-01"}
-    )
+    path, headers = "/v1/completions", {"traceparent": "00-1-2-01"}
+    server.http.post(path, json={"prompt": "<trace>"}, headers=headers)
     server.ask("<trace>")
     assert set(seen) == {"00-1-2-01", None}
+    not_ascii = {"traceparent": b"\xe9"}
+    assert server.http.post(path, json={"prompt": "x"}, headers=not_ascii).status_code == 200
 
 
 def test_log_names_policy_tokens_and_the_time_of_the_first_text(

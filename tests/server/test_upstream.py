@@ -69,25 +69,35 @@ def test_a_request_that_fails_fails_alone_and_soon(
     assert time.monotonic() - began < 30
 
 
+PAUSE = {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
+
+
+def slow_down(code: Any) -> dict[str, Any]:
+    return {"error": {"message": "slow down", "type": "tokens", "param": None, "code": code}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server: Running) -> None:
-    """Its status, message, code and `Retry-After` are the client's."""
-    error = {"message": "slow down", "type": "tokens", "param": None, "code": "rate_limit"}
-    pause = {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
-    for status in (429, 503):
-        asked: list[str] = []
-
-        def answer(path: str, body: Any, status: int = status, asked: Any = asked) -> Any:
-            if body is None:  # it asks for models; it is not probed again so soon
-                return None
-            asked.append(path)
-            return status, {"error": error}, pause
-
-        upstream.answer = answer
-        busy = server.ask("A kind text", max_tokens=6, stream=stream)
-        assert (busy.status_code, busy.json()) == (status, {"error": error})
-        assert busy.headers["retry-after"] == pause["Retry-After"]
-        assert len(asked) == 1
+@pytest.mark.parametrize(
+    ("status", "code", "fault"),
+    [
+        pytest.param(429, "rate_limit", (429, slow_down("rate_limit"), PAUSE), id="busy"),
+        pytest.param(503, "loading", (503, slow_down("loading"), PAUSE), id="loading"),
+        pytest.param(429, 429, (200, slow_down(429)), id="status 200"),
+        pytest.param(429, "429", (200, slow_down("429")), id="status 200 and a code as text"),
+        # VLLM finds some faults of a request only after its stream has begun.
+        pytest.param(400, 400, lambda _: told(slow_down(400)), id="event"),
+    ],
+)
+def test_error_of_the_server_is_the_clients(
+    status: int, code: Any, fault: Any, stream: bool, upstream: TextServer, server: Running
+) -> None:
+    """The server is asked once, since it may be busy."""
+    upstream.faults = {"<refused>": fault}
+    answer = server.ask("A <refused> text", max_tokens=6, stream=stream)
+    assert (answer.status_code, answer.json()) == (status, slow_down(code))
+    pause = PAUSE["Retry-After"] if isinstance(fault, tuple) and PAUSE in fault else None
+    assert answer.headers.get("retry-after") == pause
+    assert len(upstream.requests) == 1
 
 
 @pytest.mark.parametrize("mode", ["enforce", "monitor"])
@@ -117,17 +127,6 @@ def test_client_is_not_blamed_for_the_key_of_the_gateway(
     assert all(f"rejects the API key, or requires one (HTTP {status})" in text for text in lines)
 
 
-@pytest.mark.parametrize("code", [429, "429"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_error_with_the_status_200_has_the_status_of_its_code(
-    stream: bool, code: Any, upstream: TextServer, server: Running
-) -> None:
-    error = {"message": "slow down", "type": "tokens", "param": None, "code": code}
-    upstream.faults = {"<busy>": (200, {"error": error})}
-    answer = server.ask("A <busy> text", max_tokens=6, stream=stream)
-    assert (answer.status_code, answer.json()) == (429, {"error": error})
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_answer_that_is_not_streamed_is_scored_and_sent(stream: bool, upstream: TextServer) -> None:
     def answer(path: str, body: Any) -> Any:
@@ -145,12 +144,6 @@ def test_answer_that_is_not_streamed_is_scored_and_sent(stream: bool, upstream: 
             said = server.post("/v1/chat/completions", body)
             assert said.status_code == 200
             assert (text in said.text) is is_fine
-
-
-def test_request_may_have_a_trace_that_is_not_ascii(server: Running) -> None:
-    body = {"prompt": "A kind text", "max_tokens": 6}
-    answer = server.http.post("/v1/completions", json=body, headers={"traceparent": b"\xe9"})
-    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0.3}, {"deadline": 0.3}])
