@@ -51,6 +51,11 @@ class FakeScorer:
         self.closed = True
 
 
+def hundredths(text: str) -> float:
+    """A score: the length of the text in hundredths."""
+    return len(text) / 100
+
+
 def attribute(scores: Sequence[TextScore], name: str) -> list[float]:
     """An attribute of each text, NaN where it is unknown."""
     return [score.attributes.get(name, math.nan) for score in scores]

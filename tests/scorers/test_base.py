@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes import FakeScorer, attribute
+from tests.fakes import FakeScorer, attribute, hundredths
 from tests.generated import examples
 from tests.scorers.test_wrappers import TwoSides
 from tests.worlds import PROMPTS, scripted_engine
@@ -25,6 +25,7 @@ from tide.scorers import REGISTRY, load_scorer
 from tide.scorers.base import (
     Attributed,
     CallableScorer,
+    Exchange,
     Scorer,
     adapted,
     is_blank,
@@ -160,10 +161,6 @@ def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
     assert scores.values.tolist() == [0.9] * N
 
 
-def by_length(texts: list[str]) -> list[float]:
-    return [len(text) / 100 for text in texts]
-
-
 class Editing(FakeScorer):
     """Empties the texts in its list after it scored them."""
 
@@ -174,11 +171,11 @@ class Editing(FakeScorer):
 
 
 def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
-    expected = by_length(TEXTS)
+    expected = list(map(hundredths, TEXTS))
     texts = list(TEXTS)
-    editing = Editing(lambda text: len(text) / 100)
+    editing = Editing(hundredths)
     assert score_texts(editing, texts).values.tolist() == expected
-    both = MaxScorer([editing, CallableScorer(by_length)])
+    both = MaxScorer([editing, FakeScorer(hundredths)])
     assert score_texts(both, texts).values.tolist() == expected
     assert texts == TEXTS
 
@@ -218,8 +215,8 @@ def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -
     ("skip", "value"), [(is_nearly_empty, 0.0), (is_blank, 0.02), (None, 0.02)]
 )
 def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
-    scorer = FakeScorer(lambda text: len(text) / 100)
-    scores = score_texts(scorer, ["ab", "long enough"], skip)
+    scorer = FakeScorer(hundredths)
+    scores = score_texts(scorer, [Exchange("a context", "ab"), "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
     assert [score.unscored for score in scores] == [skip is is_nearly_empty, False]
     assert ("ab" in scorer.texts) == (skip is not is_nearly_empty)
@@ -257,18 +254,13 @@ class Client:
 
 
 def test_asynchronous_close_runs_in_the_loop_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Client] = []
-
-    def client() -> Client:
-        made.append(Client())
-        return made[-1]
-
-    monkeypatch.setitem(REGISTRY._targets, "client", client)
     for spec in ("client", "confirm:pocket,windows:client"):
+        client = Client()
+        monkeypatch.setitem(REGISTRY._targets, "client", lambda client=client: client)
         with Detoxifier(scripted_engine(), scorer=spec) as detox:
             detox(PROMPTS[0])
-        assert len(made[-1].loops) > 1
-        assert len(set(made[-1].loops)) == 1
+        assert len(client.loops) > 1
+        assert len(set(client.loops)) == 1
 
 
 def test_a_close_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +281,11 @@ def of(values: Any, **attributes: Any) -> Attributed:
     return Attributed(np.array(values), {k: np.array(v) for k, v in attributes.items()})
 
 
+def attributed(answer: Any, *names: str) -> FakeScorer:
+    """A scorer of these attributes with one answer."""
+    return FakeScorer(attributes=names, score_attributes=lambda texts: answer)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -301,15 +298,12 @@ def of(values: Any, **attributes: Any) -> Attributed:
     ],
 )
 def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
-    scorer = TwoSides()
-    scorer.score_attributes = lambda texts: answer  # type: ignore[method-assign]
     with pytest.raises(ScorerError, match=message):
-        score_texts(scorer, ["a text"])
+        score_texts(attributed(answer, "threat", "insult"), ["a text"])
 
 
 def test_an_attribute_may_be_unknown_or_missing() -> None:
-    scorer = TwoSides()
-    scorer.score_attributes = lambda texts: of([0.5], threat=[0.5], insult=[np.nan])  # type: ignore[method-assign]
+    scorer = attributed(of([0.5], threat=[0.5], insult=[np.nan]), "threat", "insult")
     assert score_texts(scorer, ["a text"])[0].attributes == {"threat": 0.5}
     pocket = load_scorer("windows:9:pocket")
     assert adapted(pocket).attributes == ()
@@ -319,7 +313,7 @@ def test_an_attribute_may_be_unknown_or_missing() -> None:
 
 def test_the_worst_window_s_attributes_count() -> None:
     scorer = WindowedScorer(TwoSides(), 2)
-    assert adapted(scorer).attributes == TwoSides.attributes
+    assert (scorer.name, scorer.attributes) == ("windows:2:two@1", TwoSides.attributes)
     text = "aaaa BBBB cccc dddddddddddddd ee"
     # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
     scores = score_texts(scorer, [text, "ok"])
@@ -331,9 +325,8 @@ def test_the_worst_window_s_attributes_count() -> None:
 
 
 def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
-    both, threat_only = TwoSides(), TwoSides()
-    threat_only.attributes = ("threat",)
-    threat_only.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
+    both = TwoSides()
+    threat_only = attributed(of([0.5] * 3, threat=[0.5, 0.0, np.nan]), "threat")
     raw = both.score_attributes(SENTENCES)
     most = score_texts(MaxScorer([load_scorer("pocket"), both, threat_only]), SENTENCES)
     assert most.values == pytest.approx(np.maximum(raw.values, 0.5))

@@ -14,7 +14,7 @@ from tide.core.chat import Chat
 from tide.core.errors import PromptRefusedError, ScorerError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer
-from tide.scorers.base import is_blank, score_texts
+from tide.scorers.base import score_texts
 from tide.scorers.guards import FAMILIES
 from tide.scorers.wrappers import CachedScorer, MaxScorer, MeanScorer, WindowedScorer
 
@@ -33,13 +33,6 @@ CHAT = Chat.of([
     {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do you agree?"},
 ])  # fmt: skip
 PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
-
-
-def test_empty_answer_is_skipped_whatever_its_context() -> None:
-    for scorer in (FakeScorer(), exchange_scorer()):
-        (score,) = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
-        assert score.unscored
-        assert scorer.texts == []
 
 
 def test_hidden_text_in_tool_result_is_an_error() -> None:
@@ -107,9 +100,6 @@ def test_cache_distinguishes_contexts_for_exchange_reader_only(
         assert len(scorer.texts) == count
 
 
-# The runtime
-
-
 def test_guards_judge_the_user_although_the_client_has_begun_the_answer() -> None:
     """A guard judges the last message, which is then the client's beginning of the answer."""
     family = FAMILIES["llama-guard"]
@@ -124,16 +114,3 @@ def test_guards_judge_the_user_although_the_client_has_begun_the_answer() -> Non
         messages = [asked, *({"role": "assistant", "content": text} for text in begun)]
         with pytest.raises(PromptRefusedError):
             detox(Chat.of(messages, for_server=True))
-
-
-@pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample", "random-walk"])
-def test_prompts_are_scored_and_answers_after_them(strategy: str) -> None:
-    scorer = exchange_scorer()
-    engine = FakeEngine("Yes it is")
-    detox = Detoxifier(engine, scorer=scorer, strategy=strategy, refuse_prompt_above=0.9)
-    for prompt in ("a prompt", CHAT):
-        detox(prompt)
-        assert scorer.texts[0] == Exchange(prompt, "")
-        assert Exchange(prompt, "Yes it is") in scorer.texts
-        assert {exchange.context for exchange in scorer.texts} == {prompt}
-        scorer.calls.clear()
