@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tests.fakes import FakeScorer
+from tests.fakes import FakeScorer, hundredths
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, third
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.concurrency import portal_of
@@ -44,7 +44,7 @@ class Lengths(FakeScorer):
     """The score of a text is its length in hundredths. go: calls wait for it."""
 
     def __init__(self, **members: Any) -> None:
-        super().__init__(lambda text: len(text) / 100, **members)
+        super().__init__(hundredths, **members)
         self.go = threading.Event()
         self.go.set()
         self.busy = threading.Lock()
@@ -123,7 +123,7 @@ async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(
 
     def length(text: str) -> float:
         threads.append(threading.current_thread())
-        return min(1.0, len(text) / 100)
+        return min(1.0, hundredths(text))
 
     scorer = FakeScorer(length, quick=True)
     scoring = Scoring(scorer)
@@ -176,7 +176,7 @@ class Waits(AsyncScorer):
         self.most = max(self.most, self.running)
         await (self.go.wait() if "slow" in texts else asyncio.sleep(0.01))
         self.running -= 1
-        return [len(text) / 100 for text in texts]
+        return list(map(hundredths, texts))
 
     def release(self) -> None:
         portal_of(self)._soon(self.go.set)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def failing(error: BaseException, **members: Any) -> FakeScorer:
     def score(text: str) -> float:
         if text.startswith("bad") or "dead" in scorer.texts:
             raise error
-        return len(text) / 100
+        return hundredths(text)
 
     scorer = FakeScorer(score, **members)
     return scorer
@@ -294,25 +294,12 @@ async def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
 TEXTS = ["one text", "another", "a third one"]
 
 
-class Loops(AsyncScorer):
-    """Scores by length, and records the loops in which it was called."""
-
-    name, threshold = "loops@1", 0.5
-
-    def __init__(self) -> None:
-        self.loops: set[Any] = set()
-
-    async def score(self, texts: Sequence[str]) -> Any:
-        self.loops.add(asyncio.get_running_loop())
-        await asyncio.sleep(0)
-        return [len(text) / 100 for text in texts]
-
-
-class Hangs(Loops):
+class Hangs(AsyncScorer):
     """Never returns. reached, cancelled: set when a call starts, and when it is cancelled."""
 
+    name, threshold = "hangs@1", 0.5
+
     def __init__(self) -> None:
-        super().__init__()
         self.reached, self.cancelled = threading.Event(), threading.Event()
 
     async def score(self, texts: Sequence[str]) -> Any:
@@ -325,6 +312,15 @@ class Hangs(Loops):
 
 
 def test_all_calls_are_awaited_in_one_loop() -> None:
+    class Loops(AsyncScorer):
+        name, threshold = "loops@1", 0.5
+
+        async def score(self, texts: Sequence[str]) -> Any:
+            loops.add(asyncio.get_running_loop())
+            await asyncio.sleep(0)
+            return list(map(hundredths, texts))
+
+    loops: set[Any] = set()
     scorer = Loops()
     assert load_scorer(scorer) is scorer
     callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS)) for _ in "abc"]
@@ -338,7 +334,7 @@ def test_all_calls_are_awaited_in_one_loop() -> None:
         return score_texts(scorer, TEXTS).values
 
     assert asyncio.run(inside(scorer))[1] == 0.07
-    assert len(scorer.loops) == 1
+    assert len(loops) == 1
     thread = next(thread for thread in threading.enumerate() if thread.name == "tide Loops")
     del scorer, callers
     gc.collect()
@@ -374,15 +370,17 @@ def test_what_it_raises_is_an_error_and_never_a_score(
 
 @pytest.mark.parametrize(
     ("way", "around"),
-    [("deadline", ""), ("stream", "max"), ("task", ""), ("task", "cache"), ("close", "")],
+    [
+        ("deadline", load_scorer),
+        ("stream", lambda scorer: MaxScorer([scorer, scorer])),
+        ("task", load_scorer),
+        ("task", CachedScorer),
+        ("close", load_scorer),
+    ],
 )
-def test_who_leaves_cancels_the_call(way: str, around: str) -> None:
+def test_who_leaves_cancels_the_call(way: str, around: Callable[[Any], Scorer]) -> None:
     scorer = Hangs()
-    wrapped: Scorer | AsyncScorer = scorer
-    if around == "max":
-        wrapped = MaxScorer([load_scorer(scorer), load_scorer(scorer)])
-    elif around == "cache":
-        wrapped = CachedScorer(load_scorer(scorer))
+    wrapped = around(scorer)
     engine = scripted_engine()
 
     async def leave() -> None:
