@@ -19,6 +19,7 @@ from tests.fakes import FakeScorer, attribute, hundredths
 from tests.generated import examples
 from tests.scorers.test_wrappers import TwoSides
 from tests.worlds import PROMPTS, scripted_engine
+from tide.core.chat import Chat
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import REGISTRY, load_scorer
@@ -235,6 +236,33 @@ def test_an_asynchronous_scorer_and_one_of_exchanges_are_never_quick() -> None:
     assert not adapted(load_scorer(waits)).quick
     assert adapted(load_scorer(answers)).quick
     assert not adapted(FakeScorer(reads="exchange", quick=True)).quick
+
+
+def test_function_reads_exchanges_if_it_says_so() -> None:
+    def agrees(exchanges: list[Exchange]) -> list[float]:
+        return [float("agree" in str(exchange.context)) for exchange in exchanges]
+
+    agrees.reads = "exchange"  # type: ignore[attr-defined]
+    pairs = [Exchange(Chat.said("Do you agree?"), "Yes."), Exchange("a question", "Yes.")]
+    assert score_texts(load_scorer(agrees), pairs).values.tolist() == [1.0, 0.0]
+
+
+def test_scorer_with_a_misspelt_reads_is_refused() -> None:
+    """As a scorer of texts it would get no prompts."""
+    with pytest.raises(ScorerError, match=r"reads must be text or exchange \(got 'exchanges'\)"):
+        Detoxifier(scripted_engine(), scorer=FakeScorer(reads="exchanges"))
+
+
+def test_hidden_text_in_tool_result_is_an_error() -> None:
+    hidden = "\\\\u0041" * 2
+    for _ in range(5):
+        hidden = hidden.replace("\\", "\\\\")
+    messages = [
+        {"role": "user", "content": "Look it up."},
+        {"role": "tool", "content": hidden, "tool_call_id": "1"},
+    ]
+    with pytest.raises(ScorerError, match="cannot be read"):
+        score_texts(FakeScorer(), [Exchange(Chat.of(messages), "")])
 
 
 class Client:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import FakeScorer, attribute, hundredths
+from tide.core.chat import Chat
 from tide.core.concurrency import ABORT
 from tide.core.errors import (
     InputError,
@@ -37,6 +38,7 @@ from tide.scorers.base import (
     Attributed,
     AttributedScorer,
     CallableScorer,
+    Exchange,
     Scorer,
     score_texts,
 )
@@ -84,6 +86,27 @@ def test_max_and_mean() -> None:
     assert highest.name == "max:constant@0.2,constant@0.9"
     assert (highest.threshold, mean.threshold) == (0.3, pytest.approx(0.4))
     assert highest.score([]).shape == mean.score([]).shape == (0,)
+
+
+def exchange_scorer() -> FakeScorer:
+    """Scores the number of thousands of characters of the context."""
+    return FakeScorer(
+        lambda exchange: len(str(exchange.context)) / 1000, name="exchanges", reads="exchange"
+    )
+
+
+PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
+
+
+@pytest.mark.parametrize("ensemble", [MaxScorer, MeanScorer])
+def test_ensemble_hands_each_member_what_it_reads(ensemble: Any) -> None:
+    texts, exchanges = FakeScorer(), exchange_scorer()
+    both = ensemble([texts, exchanges])
+    assert (both.reads, ensemble([texts, FakeScorer()]).reads) == ("exchange", "text")
+    half = 1 if ensemble is MaxScorer else 2
+    assert score_texts(both, PAIRS).values.tolist() == [0.2 / half, 0.4 / half, 0.2 / half]
+    assert texts.texts == ["Yes."]
+    assert exchanges.texts == PAIRS[:2]
 
 
 def fail(text: str) -> float:
@@ -146,6 +169,18 @@ def test_a_wrapper_is_quick_and_concurrent_if_all_its_scorers_are() -> None:
     assert not CachedScorer(quick).quick  # it reads a file
     assert WindowedScorer(quick).window == ConfirmScorer([slow, quick]).window == 30
     assert mixed.window == confirm.window == 0  # the other scorer reads texts whole
+
+
+def test_windows_keep_their_context() -> None:
+    scorer = exchange_scorer()
+    windows = WindowedScorer(scorer, 2)
+    pairs = [Exchange("x" * 200, "one two three"), Exchange("x" * 300, "one")]
+    assert score_texts(windows, pairs).values.tolist() == [0.2, 0.3]
+    assert set(scorer.texts) == {
+        Exchange("x" * 200, "one two"),
+        Exchange("x" * 200, "two three"),
+        Exchange("x" * 300, "one"),
+    }
 
 
 def test_an_override_acts_on_words_of_all_windows() -> None:
@@ -437,6 +472,17 @@ def test_cache_keeps_attributes() -> None:
             assert scorer.attributes == inner.attributes
             assert score_texts(scorer, NUMBERED[:2]) == expected
             assert inner.asked == asked
+
+
+def test_cache_distinguishes_contexts_for_exchange_reader_only() -> None:
+    brief, chat = {"role": "system", "content": "Be brief."}, Chat.said("Do you agree?")
+    contexts = [Chat.of([brief, *chat.dump()]), chat, str(chat.dump())]
+    pairs = [*PAIRS, *(Exchange(context, "Yes.") for context in contexts)]
+    for scorer, count in ((exchange_scorer(), 5), (FakeScorer(), 1)):
+        with cached(scorer) as opened:
+            first = score_texts(opened, pairs).values.tolist()
+            assert score_texts(opened, pairs[::-1]).values.tolist() == first[::-1]
+        assert len(scorer.texts) == count
 
 
 def test_cache_gives_out_no_invalid_score(path: Path) -> None:

@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes import FakeEngine, FakeScorer
 from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, texts_with
 from tests.scorers.test_control_tokens import tokenizer
 from tide.core.chat import Chat
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import InputError, PromptRefusedError, ScorerError
+from tide.detoxifier.sync import Detoxifier
 from tide.scorers import guards
 from tide.scorers.base import Exchange
 from tide.scorers.guards import FAMILIES, LocalGuard, Token, cut_context
@@ -131,6 +133,22 @@ def test_turns_alternate_and_begin_with_the_user() -> None:
     assert [turn["content"] for turn in one_turn] == [f"Hello!\n\n{QUESTION}", ANSWER]
     # Somebody wrote a text that answers nothing.
     assert family.turns(Exchange("", "a text")) == [{"role": "user", "content": "a text"}]
+
+
+def test_guards_judge_the_user_although_the_client_has_begun_the_answer() -> None:
+    """A guard judges the last message, which is then the client's beginning of the answer."""
+    family = FAMILIES["llama-guard"]
+    asked = {"role": "user", "content": "a rude question"}
+
+    def judge(exchange: Exchange) -> float:
+        return 0.9 if "rude" in family.turns(exchange)[-1]["content"] else 0.1
+
+    scorer = FakeScorer(judge, reads="exchange")
+    detox = Detoxifier(FakeEngine("Yes it is"), scorer=scorer, refuse_prompt_above=0.5)
+    for begun in ([], ["Sure"], [""], ["", "Sure"]):
+        messages = [asked, *({"role": "assistant", "content": text} for text in begun)]
+        with pytest.raises(PromptRefusedError):
+            detox(Chat.of(messages, for_server=True))
 
 
 def test_placeholders_in_a_text_are_not_filled_in() -> None:
