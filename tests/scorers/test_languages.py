@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -117,13 +118,14 @@ def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
 
 @pytest.mark.usefixtures("lists")
 def test_a_listed_word_reaches_the_limits_of_single_attributes() -> None:
-    class Insults(FakeScorer):
-        attributes = highest_of = ("insult",)
-
-        def score_attributes(self, texts: Sequence[str]) -> Attributed:
-            return Attributed(self.score(texts), {"insult": self.score(texts)})
-
-    scorer = listed(Insults(lambda text: 0.2, languages=("en",)))
+    scores = np.array([0.2, 0.2])
+    insults = FakeScorer(
+        languages=("en",),
+        attributes=("insult",),
+        highest_of=("insult",),
+        score_attributes=lambda texts: Attributed(scores, {"insult": scores}),
+    )
+    scorer = listed(insults)
     acceptance = Acceptance(Settings(thresholds={"insult": 0.5}), scorer.highest_of)
     german, english = score_texts(scorer, [GERMAN, ENGLISH])
     assert acceptance.failed(german) == ("insult",)

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
+from tests.fakes import FakeScorer
 from tide.core.errors import InputError, ScorerError
 from tide.plugins.options import Options
 from tide.scorers import REGISTRY, load_scorer
@@ -69,10 +70,7 @@ def test_a_class_with_options(tmp_path: Path) -> None:
 
 def test_a_function_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(
-        "def rude(texts):\n    return [float('boss' in text) for text in texts]\n"
-        "class Nothing:\n    name = 'nothing'\n"
-    )
+    path.write_text("def rude(texts):\n    return [float('boss' in text) for text in texts]\n")
     scorer = load_scorer(f"max:{path}:rude,{path}:rude")
     assert scorer.score(["the boss", "the town"]).tolist() == [1.0, 0.0]
     name = load_scorer(f"{path}:rude").name
@@ -83,8 +81,6 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     assert edited.name != name
     with pytest.raises(InputError, match="a function takes no argument"):
         load_scorer(f"{path}:rude:x")
-    with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):
-        load_scorer(f"{path}:Nothing")
 
 
 def test_an_installed_function_without_an_argument_returns_a_scorer(
@@ -101,19 +97,12 @@ class NoLicence(PlainScorer):
         raise FileNotFoundError("no licence\nhere")
 
 
-class TextThreshold(PlainScorer):
-    name, threshold = "text@1", "0.5"  # type: ignore[assignment]
-
-    def score(self, texts: Sequence[str]) -> list[float]:
-        return [0.25] * len(texts)
-
-
 def test_a_class_that_cannot_be_made_is_one_line() -> None:
     here = "tests.scorers.test_load"
     with pytest.raises(ScorerError, match=f"^scorer '{here}:NoLicence' cannot be loaded: .*here$"):
         load_scorer(f"{here}:NoLicence")
-    with pytest.raises(InputError, match=r"TextThreshold': its threshold must not be '0\.5'$"):
-        load_scorer(f"max:{here}:TextThreshold,pocket")
+    with pytest.raises(InputError, match=r"^scorer: its threshold must not be '0\.5'$"):
+        load_scorer(FakeScorer(threshold="0.5"))  # type: ignore[arg-type]
 
 
 class NoClose:

@@ -96,18 +96,6 @@ def test_a_verdict_without_alternatives_is_no_safer_than_it_may_be(world: World)
     assert (scorer.score(TEXTS) >= [share(text) - 1e-9 for text in TEXTS]).all()
 
 
-def test_a_token_of_probability_zero_has_the_lowest_number(world: World) -> None:
-    """So llama.cpp writes the logarithm of zero."""
-    service, scorer, _ = world
-    never = {"token": "never", "logprob": -3.4028234663852886e38}
-
-    def with_never(tokens: list[Any]) -> list[Any]:
-        return [token | {"top_logprobs": [*token["top_logprobs"], never]} for token in tokens]
-
-    service.answer = altered(with_never)
-    assert scorer.score(TEXTS) == pytest.approx([share(text) for text in TEXTS])
-
-
 @pytest.mark.parametrize(
     ("model", "family"),
     [
@@ -131,10 +119,7 @@ def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (
-            "Qwen/Qwen3Guard-Stream-4B",
-            r"its family is unknown; append # and a family \(llama-guard",
-        ),
+        ("Qwen/Qwen3Guard-Stream-4B", r"its family is unknown; append # and a fam.* \(llama-guard"),
         ("openai-community/gpt2#guardian", "unknown family 'guardian'"),
         ("@http://host#shieldgemma", "name a model"),
     ],

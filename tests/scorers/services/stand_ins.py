@@ -72,16 +72,13 @@ class Service:
             status = 200 if self.path in self.about else 404
             return httpx.Response(status, json=self.about.get(self.path))
         body = json.loads(request.content)
-        number = len(self.requests)
+        answer = self.answer(len(self.requests))
         self.requests.append({"path": self.path, "headers": request.headers, "body": body})
-        answer = self.answer(number)
-        if isinstance(answer, str) and answer.endswith(" if rude"):
-            answer = answer.removesuffix(" if rude") if "rude" in json.dumps(body) else "ok"
-        if isinstance(answer, str):
-            return await self._respond(answer, request)
-        return httpx.Response(200, json=answer(self.right_answer(request)))
-
-    async def _respond(self, answer: str, request: httpx.Request) -> httpx.Response:
+        if not isinstance(answer, str):
+            return httpx.Response(200, json=answer(self.right_answer(request)))
+        answer, only_if_rude, _ = answer.partition(" if rude")
+        if only_if_rude and "rude" not in json.dumps(body):
+            answer = "ok"
         if answer in REFUSALS:
             return self._refuse(*REFUSALS[answer])
         if answer == "slow":
@@ -150,11 +147,7 @@ class Perspective(Service):
         text = body["comment"]["text"]
         self.scored.update([text])
         score = {"summaryScore": {"value": toxicity(text), "type": "PROBABILITY"}}
-        return {
-            "attributeScores": dict.fromkeys(body["requestedAttributes"], score),
-            "languages": body["languages"],
-            "detectedLanguages": ["en"],
-        }
+        return {"attributeScores": dict.fromkeys(body["requestedAttributes"], score)}
 
     def error(self, status: int, code: str) -> dict[str, Any]:
         where = "reason" if code.startswith("API") else "errorType"
@@ -174,7 +167,7 @@ class Moderation(Service):
             {"flagged": False, "category_scores": usual | {"harassment": toxicity(text)}}
             for text in body["input"]
         ]
-        return {"id": "modr-1", "model": body["model"], "results": results}
+        return {"results": results}
 
 
 class VllmPooling(Service):
@@ -187,12 +180,8 @@ class VllmPooling(Service):
         assert self.path == "/classify"
         texts = body["input"]
         self.scored.update(texts)
-        rows = []
-        for index, score in enumerate(map(toxicity, texts)):
-            label = "toxic" if score > 0.5 else "neutral"
-            probs = [1 - score, score]
-            rows.append({"index": index, "label": label, "probs": probs, "num_classes": 2})
-        return {"object": "list", "data": rows}
+        scores = enumerate(map(toxicity, texts))
+        return {"data": [{"index": index, "probs": [1 - score, score]} for index, score in scores]}
 
 
 class Tei(Service):
@@ -202,8 +191,8 @@ class Tei(Service):
     kind: ClassVar[dict[str, Any]] = {"classifier": {"id2label": dict(enumerate(LABELS))}}
     about: ClassVar[dict[str, Any]] = {
         "/info": {
-            "model_id": "some/model", "model_sha": "0123456789abcdef", "model_dtype": "float32",
-            "model_type": kind, "max_client_batch_size": 4, "version": "1.9.0",
+            "model_id": "some/model", "model_sha": "0123456789abcdef", "model_type": kind,
+            "max_client_batch_size": 4,
         }
     }  # fmt: skip
 
@@ -261,6 +250,7 @@ class GuardServer(Service):
     """A guard over OpenAI's chat API, as vLLM serves one.
 
     family: whose words it answers with. A tenth of the probability goes to tokens of no verdict.
+    Like llama.cpp, it writes the lowest number for the logarithm of zero.
     """
 
     family = "llama-guard"
@@ -291,4 +281,5 @@ class GuardServer(Service):
         verdict = sorted(({**shares, " I": 0.1}).items(), key=lambda each: -each[1])
         before = [[(token, 0.0)] for token in family.before]
         logs = [(token, math.log(part)) for token, part in verdict]
+        logs.append(("never", -3.4028234663852886e38))
         return [*before, logs, *([(token, 0.0)] for token in family.after)]

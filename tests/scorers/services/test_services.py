@@ -207,11 +207,14 @@ def test_which_class_is_toxic() -> None:
         scorer = load_scorer(f"classifier:{service.url}/v1#0")
         assert scorer.name == "classifier:some/model@service.test#0"
         assert scorer.score(TEXTS) == pytest.approx([1 - toxicity(text) for text in TEXTS])
+        assert service.requests[0]["headers"]["authorization"] == f"Bearer {KEY}"
         with pytest.raises(ScorerError, match="no class 5; its model has 2"):
             load_scorer(f"classifier:{service.url}#5").score(["a text"])
         for wrong in ("", "#toxic", "#0,1"):
             with pytest.raises(ScorerRefusedError, match=r"number of its toxic class, as in #1"):
                 load_scorer(f"classifier:{service.url}{wrong}")
+    with pytest.raises(InputError, match="expected an address like"):
+        load_scorer("classifier:host")
 
 
 def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +239,8 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_moderation_s_categories_and_batches() -> None:
     with running(Moderation) as service:
+        usual = load_scorer("openai-moderation")
+        assert usual.name == "openai-moderation:omni-moderation-2024-09-26@service.test"
         scorer = load_scorer("openai-moderation:a-model#violence,hate")
         assert scorer.name == "openai-moderation:a-model#violence,hate@service.test"
         assert scorer.score([f"text {i}" for i in range(70)]) == pytest.approx([0.99] * 70)
@@ -246,41 +251,26 @@ def test_moderation_s_categories_and_batches() -> None:
         assert not isinstance(caught.value, ScorerUnavailableError)
 
 
-@pytest.fixture
-def google() -> Iterator[Service]:
-    with running(Perspective) as service:
-        yield service
-
-
 def test_scorers_of_a_service_share_the_rate_of_the_environment(
-    google: Service, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PERSPECTIVE_QPS", "20")
-    started = time.monotonic()
-    for scorer in (load_scorer("perspective"), load_scorer("perspective:INSULT")):
-        scorer.score(TEXTS[:2])
-    assert len(google.requests) == 4
+    with running(Perspective) as service:
+        monkeypatch.setenv("PERSPECTIVE_QPS", "20")
+        started = time.monotonic()
+        for scorer in (load_scorer("perspective"), load_scorer("perspective:INSULT")):
+            scorer.score(TEXTS[:2])
+    assert len(service.requests) == 4
     assert time.monotonic() - started >= 3 / 20
 
 
-def test_settings_of_the_environment() -> None:
-    with running(VllmPooling) as service:
-        load_scorer(f"classifier:{service.url}#1").score(["a text"])
-        assert service.requests[0]["headers"]["authorization"] == f"Bearer {KEY}"
-    with running(Moderation):
-        usual = load_scorer("openai-moderation")
-        assert usual.name == "openai-moderation:omni-moderation-2024-09-26@service.test"
-    with pytest.raises(InputError, match="expected an address like"):
-        load_scorer("classifier:host")
-
-
-def test_perspective_is_asked_in_its_wire_format(google: Service) -> None:
-    scorer = load_scorer("perspective:INSULT,THREAT")
-    scorer.score(TEXTS[:2])
+def test_perspective_is_asked_in_its_wire_format() -> None:
+    with running(Perspective) as service:
+        scorer = load_scorer("perspective:INSULT,THREAT")
+        scorer.score(TEXTS[:1])
     assert scorer.name == "perspective:INSULT,THREAT@service.test"
-    sent = {request["body"]["comment"]["text"]: request for request in google.requests}
-    assert sent[TEXTS[0]]["path"] == f"/v1alpha1/comments:analyze?key={quote(KEY, safe='')}"
-    assert sent[TEXTS[0]]["body"] == {
+    (sent,) = service.requests
+    assert sent["path"] == f"/v1alpha1/comments:analyze?key={quote(KEY, safe='')}"
+    assert sent["body"] == {
         "comment": {"text": TEXTS[0]},
         "languages": ["en"],
         "requestedAttributes": {"INSULT": {}, "THREAT": {}},
@@ -288,19 +278,19 @@ def test_perspective_is_asked_in_its_wire_format(google: Service) -> None:
     }
 
 
-@pytest.mark.usefixtures("google")
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("PERSPECTIVE_API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
-        ("PERSPECTIVE_QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
-        ("PERSPECTIVE_URL", "host", "PERSPECTIVE_URL: expected an address like"),
+        ("API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
+        ("QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
+        ("URL", "host", "PERSPECTIVE_URL: expected an address like"),
     ],
 )
 def test_bad_variables_are_named(
     name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
+    monkeypatch.setenv(f"PERSPECTIVE_{name}", value)
     with pytest.raises(InputError, match=message):
         load_scorer("perspective")
 
