@@ -197,6 +197,19 @@ def test_call_that_is_cut_is_said_to_be(api: Any, upstream: TextServer, reason: 
     assert api.shown(api.streamed(tools=[api.tool])[1]) == api.shown(whole)
 
 
+def test_error_of_the_server_names_the_fields_of_the_client(
+    server: Running, upstream: TextServer
+) -> None:
+    error = {"message": "response_format: no schema; max_tokens", "param": "response_format.schema"}
+    upstream.answer = lambda path, body: (529, {"error": error}) if body else None
+    with pytest.raises(openai.InternalServerError, match=r"text\.format: no schema; max_output_"):
+        Responses(server.url).whole()
+    with pytest.raises(
+        anthropic.APIStatusError, match=r"overloaded_error.*output_config\.format\.s"
+    ):
+        Messages(server.url).whole()
+
+
 def assistant_again(ids: list[str]) -> dict[str, Any]:
     """The message FINE, as a server gets it back. ids: of the calls."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in FINE.calls]
@@ -393,6 +406,17 @@ def test_items_of_a_conversation_become_the_messages_of_a_chat(
     }
     assert sent.items() >= expected.items()
     assert not {"store", "include", "input", "text", "reasoning"} & set(sent)
+
+
+def test_allowed_tools_pass(server: Running, upstream: TextServer) -> None:
+    says(upstream, FINE)
+    api = Responses(server.url)
+    tools = [{"type": "function", "name": "find"}]
+    chosen = {"type": "allowed_tools", "mode": "auto", "tools": tools}
+    whole = api.whole(tools=[api.tool], tool_choice=chosen)
+    assert whole.tool_choice.to_dict() == chosen
+    of_chat = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    assert upstream.requests[-1]["tool_choice"] == of_chat
 
 
 def test_refusal_in_place_of_an_asked_form_is_a_part_of_its_own(

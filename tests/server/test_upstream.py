@@ -64,12 +64,18 @@ def test_a_request_that_fails_fails_alone_and_soon(
             else:
                 code = response.json()["error"]["code"]
                 assert (response.status_code, code) == (500, "completion_error")
-                assert response.headers["x-should-retry"] == "false"
+                assert "x-should-retry" not in response.headers  # a cut stream may be whole next
             assert sum(f"<{name}>" in str(body) for body in upstream.requests) <= 5
     assert time.monotonic() - began < 30
 
 
-PAUSE = {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
+PAUSE = {
+    "retry-after": "Fri, 31 Dec 1999 23:59:59 GMT",
+    "retry-after-ms": "1500",
+    "x-ratelimit-remaining-tokens": "0",
+    "x-should-retry": "true",
+}
+NOT_PASSED = {"x-ratelimit-reset-tokens": "\u00e9", "x-other": "1"}
 
 
 def slow_down(code: Any) -> dict[str, Any]:
@@ -80,7 +86,9 @@ def slow_down(code: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "code", "fault"),
     [
-        pytest.param(429, "rate_limit", (429, slow_down("rate_limit"), PAUSE), id="busy"),
+        pytest.param(
+            429, "rate_limit", (429, slow_down("rate_limit"), PAUSE | NOT_PASSED), id="busy"
+        ),
         pytest.param(503, "loading", (503, slow_down("loading"), PAUSE), id="loading"),
         pytest.param(429, 429, (200, slow_down(429)), id="status 200"),
         pytest.param(429, "429", (200, slow_down("429")), id="status 200 and a code as text"),
@@ -95,8 +103,9 @@ def test_error_of_the_server_is_the_clients(
     upstream.faults = {"<refused>": fault}
     answer = server.ask("A <refused> text", max_tokens=6, stream=stream)
     assert (answer.status_code, answer.json()) == (status, slow_down(code))
-    pause = PAUSE["Retry-After"] if isinstance(fault, tuple) and PAUSE in fault else None
-    assert answer.headers.get("retry-after") == pause
+    has_headers = isinstance(fault, tuple) and len(fault) > 2
+    assert PAUSE.items() & answer.headers.items() == (PAUSE.items() if has_headers else set())
+    assert not NOT_PASSED.keys() & answer.headers.keys()
     assert len(upstream.requests) == 1
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 class Refused(Exception):
     """The error of a request, as the client sees it.
 
-    again: whether the same request may succeed later. pause: the header `Retry-After`.
+    again: whether the same request may succeed later. pause: the header `Retry-After`. headers:
+    those that say when to retry.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class Refused(Exception):
         param: str | None = None,
         code: str | None = None,
         again: bool = False,
-        pause: int | str | None = None,
+        pause: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.again, self.pause = status, param, again, pause
+        self.status, self.param, self.again = status, param, again
+        self.headers = {} if pause is None else {"retry-after": str(pause)}
         # The message may quote a lone surrogate from the request, which JSON cannot represent.
         self.body: dict[str, Any] = {
             "message": sanitized(message),
@@ -80,9 +83,11 @@ class Refused(Exception):
                 "only its operator can change that"
             )
             return cls(502, message, "server_error", code="upstream_refused")
-        refused = cls(
-            reply.status, reply.message(), again=True, pause=reply.headers.get("retry-after")
-        )
+        refused = cls(reply.status, reply.message(), again=True)
+        for header, told in reply.headers.items():
+            is_passed = header in _ABOUT_RETRIES or header.startswith("x-ratelimit-")
+            if is_passed and told.isascii():
+                refused.headers[header] = told
         for name in ("type", "param", "code"):
             value = reply.error().get(name)
             if value is None or isinstance(value, int | str):
@@ -114,7 +119,7 @@ class Refused(Exception):
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # An unavailable scorer or engine is probed again within seconds.
-                pause = 5 if again else None
+                pause = 5 if again and status == 503 else None
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
         return cls(500, "an internal error; see the server's log", "server_error", code="internal")
 
@@ -136,13 +141,17 @@ class Refused(Exception):
 
     def response(self, path: str) -> JSONResponse:
         """Return the response in the format of the API at `path`."""
-        headers = {} if self.pause is None else {"retry-after": str(self.pause)}
+        headers = dict(self.headers)
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
         if self.status == 413:  # the rest of the request is not read
             headers["connection"] = "close"
         if not self.again:
             headers["x-should-retry"] = "false"
+        for ours, theirs in _NAMES.get(path, {}).items():
+            for name in ("message", "param"):
+                if isinstance(text := self.body[name], str):
+                    self.body[name] = re.sub(ours, theirs, text)
         content: dict[str, Any] = {"error": self.body}
         if path.startswith("/v1/messages"):
             content = self.for_messages()
@@ -190,6 +199,22 @@ _ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
+}
+# Headers of errors that OpenAI's and Anthropic's clients read.
+_ABOUT_RETRIES = ("retry-after", "retry-after-ms", "x-should-retry")
+# The fields of a chat, as errors name them, in the requests of other APIs that become chats.
+_NAMES = {
+    "/v1/responses": {
+        r"^messages(?=[.:]|$)": "input",
+        r"\bmax_tokens\b": "max_output_tokens",
+        r"\breasoning_effort\b": "reasoning.effort",
+        r"\bresponse_format\b": "text.format",
+    },
+    "/v1/messages": {
+        r"\bresponse_format\b": "output_config.format",
+        r"^stop(?=[.:]|$)": "stop_sequences",
+    },
 }
 # Litellm raises its ContentPolicyViolationError for the first words.
 _REJECTED = (
@@ -203,7 +228,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer cannot score a text of this request", False),
     CompletionLateError: (504, "deadline", "the model did not complete this prompt in time", False),
-    CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
+    CompletionError: (500, "completion_error", "the model cannot complete this prompt", True),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
 

@@ -433,9 +433,8 @@ async def _without_unscored(error: Exception, call: Call) -> Exception:
         if await _passes(refused.texts, call):
             return error
     message = f"the server failed (HTTP {reply.status}); its message was withheld"
-    withheld = Refused(
-        refused.status, message, "server_error", code="withheld", again=True, pause=refused.pause
-    )
+    withheld = Refused(refused.status, message, "server_error", code="withheld", again=True)
+    withheld.headers = refused.headers
     withheld.__cause__ = error  # for the log
     return withheld
 

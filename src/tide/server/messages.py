@@ -244,7 +244,7 @@ def _blocks(text: str, sent: Sent) -> list[dict[str, Any]]:
             arguments = None
         if not isinstance(arguments, dict):
             message = "the model called a tool with arguments that are not a JSON object"
-            raise Refused(500, message, "server_error", code="completion_error")
+            raise Refused(500, message, "server_error", code="completion_error", again=True)
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
     return blocks
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, AliasPath, BaseModel, Discriminator, Field, Tag
 
-from tide.core.chat import Chat, Text, ToolCall
-from tide.core.errors import InputError
+from tide.core.chat import Text, ToolCall
 from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
 from tide.server.schemas import (
-    ChatRequest,
     MaxTokens,
     TextOr,
     TextPart,
@@ -84,6 +82,15 @@ class ChosenTool(Wire):
     type: Literal["function"]
     name: Text
 
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedTools(Wire):
+    type: Literal["allowed_tools"]
+    mode: Text
+    tools: Rows[ChosenTool]
+
 
 class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
@@ -98,26 +105,12 @@ class Reasoning(Wire):
     effort: Text | None = None
 
 
-class _Chat(ChatRequest):
-    """The chat of a request, whose errors name the fields of the request."""
-
-    @property
-    def tokens_name(self) -> str:
-        return "max_output_tokens"
-
-    def chat(self, forms: Mapping[str, Any] | None = None) -> Chat:
-        try:
-            return super().chat(forms)
-        except InputError as error:
-            raise InputError(str(error).replace("messages", "input", 1)) from None
-
-
 class ResponsesRequest(Translated):
     input: TextOr[_Item]
     instructions: Text | None = None
     max_output_tokens: MaxTokens = None
     tools: Rows[FunctionTool] = Field(default=[])
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
 
@@ -136,7 +129,6 @@ class ResponsesRequest(Translated):
         "stream_options",
         "truncation",
     )
-    chat_class: ClassVar = _Chat
 
     def fields(self) -> dict[str, Any]:
         choice, format_ = self.tool_choice, self.text.format
@@ -150,7 +142,13 @@ class ResponsesRequest(Translated):
             "reasoning_effort": self.reasoning.effort,
         }
         if isinstance(choice, ChosenTool):
-            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = choice.for_chat()
+        elif isinstance(choice, AllowedTools):
+            allowed = [tool.for_chat() for tool in choice.tools]
+            fields["tool_choice"] = {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": choice.mode, "tools": allowed},
+            }
         if format_ is not None:
             fields["response_format"] = {"type": format_.type}
             if format_.type == "json_schema":
@@ -210,8 +208,8 @@ class ResponseShape:
             "store": False,
             "usage": None,
         }
-        if isinstance(chosen, ChosenTool):
-            self._response["tool_choice"] = {"type": "function", "name": chosen.name}
+        if isinstance(chosen, Wire):
+            self._response["tool_choice"] = chosen.model_dump()
 
     def whole(
         self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]

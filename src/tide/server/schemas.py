@@ -302,6 +302,10 @@ class Tool(_PassedOn):
     function: Function
 
 
+class AllowedTools(_PassedOn):
+    type: Literal["allowed_tools"]
+
+
 class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
@@ -345,7 +349,7 @@ class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
     max_completion_tokens: MaxTokens = None
     tools: Rows[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
@@ -409,7 +413,6 @@ class Translated(Body):
 
     unsupported: ClassVar[Mapping[str, str]]
     without_effect: ClassVar[Sequence[str]]
-    chat_class: ClassVar[type[ChatRequest]] = ChatRequest
 
     @model_validator(mode="before")
     @classmethod
@@ -431,7 +434,7 @@ class Translated(Body):
         }
         fields |= {name: value for name, value in self.fields().items() if value is not None}
         try:
-            return self.chat_class.model_validate(fields)
+            return ChatRequest.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
             param = str((*first["loc"], first.get("ctx", {}).get("param", "body"))[0])
