@@ -4,7 +4,8 @@
 
 MHC: a checkout of github.com/rewire-online/multilingual-hatecheck. --ordinary: lines with a
 language's code, a tab and a text. Prints the share of texts with a listed word by language: of the
-hateful and the other cases of MHC, and of ordinary texts; and how often the language was detected.
+hateful and the other cases of MHC, and of ordinary texts; how often the language was detected; and
+the AUC by which `pocket` and `exchange`, which read English, tell hateful cases from the others.
 No text is printed.
 """
 
@@ -15,7 +16,10 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-from tide.scorers.base import Exchange
+from sklearn.metrics import roc_auc_score
+
+from tide.scorers import load_scorer
+from tide.scorers.base import Exchange, score_texts
 from tide.scorers.languages import holds_listed_word, language_of
 
 _LANGUAGES = {
@@ -34,6 +38,7 @@ def main() -> None:
     parser.add_argument("mhc", type=Path)
     parser.add_argument("--ordinary", type=Path)
     options = parser.parse_args()
+    scorers = [load_scorer("pocket"), load_scorer("exchange")]
     ordinary = defaultdict(list)
     if options.ordinary is not None:
         for line in options.ordinary.read_text("utf-8").splitlines():
@@ -52,7 +57,12 @@ def main() -> None:
         shares = {label: share(group) for label, group in by_label.items()}
         if ordinary[code]:
             shares["ordinary"] = share(ordinary[code])
-        print(f"{language} ({detected:.0%} detected): {shares}", flush=True)
+        print(f"{language} ({detected:.0%} detected): {shares}")
+        hateful = [case["label_gold"] == "hateful" for case in cases]
+        cased = [case["test_case"] for case in cases]
+        for scorer in scorers:
+            scores = score_texts(scorer, cased).values
+            print(f"    {scorer.name}: AUC {roc_auc_score(hateful, scores):.2f}", flush=True)
 
 
 if __name__ == "__main__":

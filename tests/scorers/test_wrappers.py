@@ -140,6 +140,17 @@ def test_the_second_scores_and_the_first_is_its_screen() -> None:
     assert higher.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
 
 
+def test_the_first_decides_in_a_language_that_the_second_does_not_read() -> None:
+    first, second = constant(0.2), FakeScorer(lambda text: 0.9, languages=("en",))
+    german = "Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich"
+    texts = ["She was very kind to all of them", german, "Ich habe es"]
+    assert score_texts(ConfirmScorer([first, second]), texts).values == pytest.approx(
+        [0.9, 0.2, 0.9]  # the language of the last one is unclear
+    )
+    second.languages = ("en", "de")
+    assert ConfirmScorer([first, second]).score(texts) == pytest.approx([0.9, 0.9, 0.9])
+
+
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     first, second = stated(), stated(0.25)
     scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3)])

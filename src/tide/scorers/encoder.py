@@ -22,7 +22,7 @@ from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings
-from tide.scorers.languages import language_of
+from tide.scorers.languages import is_read
 from tide.scorers.pocket import digest_of_bytes, normalize, sigmoid
 
 # Else it keeps an id of this machine in the home folder, and sends it with what it runs to
@@ -153,8 +153,7 @@ class EncoderScorer(PlainScorer):
 
     def _warn_of_other_languages(self, exchanges: Sequence[Exchange]) -> None:
         """Warn once if a text is mostly in another language: its score means nothing."""
-        languages = {language_of(readings(exchange.text)[0]) for exchange in exchanges}
-        if languages <= {"", "en"}:
+        if all(is_read(self.languages, exchange) for exchange in exchanges):
             return
         self._warned = True
         _LOG.warning(

@@ -81,6 +81,14 @@ def language_of(text: str, sure: float = 0.8) -> str:
     return "und" if is_foreign else ""
 
 
+def is_read(languages: Sequence[str] | None, exchange: Exchange) -> bool:
+    """Whether a scorer of these languages reads a text; one of an unclear language is read."""
+    if languages is None:
+        return True
+    text = readings(exchange.text or exchange.alone)[0]
+    return language_of(text) in ("", *languages)
+
+
 @cache
 def load_identifier() -> Any:
     """Load the language detection, which takes a second; a server does so when it starts."""

@@ -47,6 +47,7 @@ from tide.scorers.base import (
     validated_answer,
 )
 from tide.scorers.disguises import REORDERED
+from tide.scorers.languages import is_read
 
 _LOG = logger(__name__)
 
@@ -121,7 +122,8 @@ class ConfirmScorer(ScorerWrapper):
     """The second scorer, with the first as its screen (see `tide.Scorer`).
 
     The first, a quick scorer that counts words, chooses at its pace where a growing text is also
-    scored by the second, which reads sentences. Every score is the second scorer's.
+    scored by the second, which reads sentences. Every score is the second scorer's, except that of
+    a text in a language that it does not read: there its score is noise, and the first decides.
     """
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
@@ -136,7 +138,15 @@ class ConfirmScorer(ScorerWrapper):
         self.window = second.window
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        return self._scorer.score_attributes(texts)
+        assert self.screen is not None
+        scores = self._scorer.score_attributes(texts)
+        read = self._scorer.languages
+        unread = [number for number, text in enumerate(texts) if not is_read(read, text)]
+        if not unread:
+            return scores
+        values = scores.values.copy()
+        values[unread] = self.screen.score_attributes([texts[number] for number in unread]).values
+        return scores._replace(values=values)
 
 
 # Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
