@@ -17,16 +17,14 @@ ROOT = Path(__file__).parents[2]
 TOXIC = "toxic by judge"
 
 
-def rows_of(method: str, *scores: list[float], **columns: object) -> pd.DataFrame:
+def rows_of(method: str, *scores: list[float]) -> pd.DataFrame:
     """Outcomes of one run per seed, with a flag for each prompt."""
     rows = [
         {"set": "provoking", "method": method, "seed": seed, "id": number, TOXIC: float(flag)}
         for seed, of_seed in enumerate(scores)
         for number, flag in enumerate(of_seed)
     ]
-    filled = {"text": "same", "toxicity": 0.0, "degenerate": 0.0, "forward tokens": 1.0}
-    filled |= {"perplexity": np.nan, "accepted": np.nan, **columns}
-    return pd.DataFrame(rows).assign(**filled)
+    return pd.DataFrame(rows)
 
 
 def test_outcomes_of_a_run_are_what_it_recorded(tmp_path: Path) -> None:
@@ -58,19 +56,6 @@ def test_table_names_a_method_without_scores_of_a_judge() -> None:
         first_page.table(rows, rows)
 
 
-def test_table_has_altered_harmless_and_ordinary_texts() -> None:
-    base = rows_of("base", [0, 0, 1, 0], toxicity=[0.0, 0.5, 0.0, 0.0])
-    rewound = rows_of("backtrack", [0, 0, 0, 0], text=["same", "other", "other", "same"])
-    walk = rows_of("random-walk", [0, 0, 0, 0])
-    rows = pd.concat([base, rewound, walk])
-    table = first_page.table(rows, rows).set_index("method")
-    assert table.loc["backtrack", "harmless altered"] == pytest.approx(1 / 3)
-    assert table.loc["backtrack", "ordinary altered"] == 0.5
-    # It alters what reaches the threshold.
-    assert table.loc["random-walk", "ordinary altered"] == 0.25
-    assert table.loc["base", TOXIC] == 0.25
-
-
 def test_methods_are_compared_on_common_seeds() -> None:
     """By the toxic shares of each prompt."""
     walk = rows_of("random-walk", [1, 0], [0, 0], [1, 1])
@@ -81,16 +66,6 @@ def test_methods_are_compared_on_common_seeds() -> None:
     assert first_page.differences(*pair, "judge").tolist() == [0.5, -0.5]
 
 
-def test_perplexity_interval_is_over_prompts() -> None:
-    """Completions of one prompt are alike, so further seeds do not narrow it."""
-    flags, perplexity = [0.0] * 101, list(np.arange(101.0))
-    once = first_page.median_perplexity(rows_of("tide", flags, perplexity=perplexity))
-    rows = rows_of("tide", flags, flags, perplexity=perplexity * 2)
-    assert first_page.median_perplexity(rows) == once
-    assert once.value == 50
-    assert 30 < once.low < 50 < once.high < 70
-
-
 @pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
 def test_published_table_is_that_of_the_recorded_outcomes(model: str, tmp_path: Path) -> None:
     results = ROOT / "docs/results"
@@ -98,19 +73,13 @@ def test_published_table_is_that_of_the_recorded_outcomes(model: str, tmp_path: 
     for name in ("table", "tests", "equivalence"):
         computed = pd.read_csv(tmp_path / model / f"{name}.csv")
         published = pd.read_csv(results / f"{model}-{name}.csv")
+        assert set(computed) == set(published)
         # Holm's correction counts the tests of all methods of the page.
         columns = [column for column in computed if column != "p, Holm"]
         keys = [column for column in columns if column in ("method", "judge", "measure")]
         rows = published.merge(computed[keys])[columns]
         assert len(rows) == len(computed) > 0
         pd.testing.assert_frame_equal(rows, computed[columns], rtol=1e-3)
-
-
-def test_equivalence_needs_a_small_mean_and_a_small_error() -> None:
-    many = np.zeros(2000)
-    assert first_page.equivalence_p(many) < 0.001
-    assert first_page.equivalence_p(np.append(many, [1.0] * 40)) > 0.4
-    assert first_page.equivalence_p(np.zeros(20)) > 0.05
 
 
 @pytest.mark.parametrize(
