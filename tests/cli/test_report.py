@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import tide
-from tests.evaluation.runs import JUDGE, changed, column, run, search_run, write
+from tests.evaluation.runs import run, search_run, write
 from tide import evaluation
 from tide.evaluation.runs import read_run
 from tide.evaluation.tables import to_markdown
@@ -54,18 +54,6 @@ def test_report_has_tables_for_each_benchmark_and_model(runs: Path) -> None:
         "toy-one-gpt2-large-tide-cost.md",
         "toy-two-gpt2-large-tide-cost.md",
     }
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_report_says_which_runs_a_scorer_guided(runs: Path) -> None:
-    guided = search_run("guided")
-    for number, row in enumerate(guided.records):
-        changed(guided, number, judge_scores={"scorer@1": column(row, "toxicity")})
-    scorer, judge = ({"spec": None, "name": name} for name in (JUDGE, "scorer@1"))
-    write(guided, runs / "guided", scorer=scorer, judges=[judge])
-    assert tide("report", runs) == 0
-    title = (runs / "report/toxicity-judge-1.md").read_text().splitlines()[0]
-    assert "the scorer of guided, a judge of the others" in title
 
 
 @pytest.mark.usefixtures("no_matplotlib")

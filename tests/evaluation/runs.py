@@ -19,19 +19,13 @@ REFERENCE = "larger"
 def with_values(record: Record, **values: Any) -> Record:
     """Replaces fields of a record or of its trials; a list has an entry for each trial."""
     old = record.model_dump(mode="json", exclude_defaults=True)
-    of_record = {name: value for name, value in values.items() if name in Record.model_fields}
-    of_trials = {name: value for name, value in values.items() if name not in of_record}
-    for place, trial in enumerate(old["trials"]):
-        trial.update(_at(place, of_trials))
-    return Record.model_validate(old | of_record)
-
-
-def _at(place: int, values: Any) -> Any:
-    """The values of a trial; values that are None are left out."""
-    if not isinstance(values, dict):
-        return values[place] if isinstance(values, list) else values
-    known = {name: _at(place, value) for name, value in values.items() if value is not None}
-    return {name: value for name, value in known.items() if value is not None}
+    for name, value in values.items():
+        if name in Record.model_fields:
+            old[name] = value
+            continue
+        for place, trial in enumerate(old["trials"]):
+            trial[name] = value[place] if isinstance(value, list) else value
+    return Record.model_validate(old)
 
 
 def column(record: Record, name: str) -> list[Any]:
@@ -56,9 +50,13 @@ def _trial(number: int, trial: int, score: float, judged: float, **more: Any) ->
 
 def likelihoods(
     perplexity: Sequence[float | None], tokens: Sequence[int] | None = None
-) -> dict[str, dict[str, Any]]:
-    nll = [None if value is None else float(np.log(value)) for value in perplexity]
-    return {REFERENCE: {"nll": nll, "num_tokens": tokens or [20] * len(nll)}}
+) -> list[dict[str, Any]]:
+    """The field `perplexity` of each trial."""
+    made = []
+    for value, count in zip(perplexity, tokens or [20] * len(perplexity), strict=True):
+        nll = None if value is None else float(np.log(value))
+        made.append({REFERENCE: {"nll": nll, "num_tokens": count}})
+    return made
 
 
 def measured(
@@ -67,8 +65,8 @@ def measured(
     tokens: Sequence[Sequence[int]] | None = None,
 ) -> Run:
     """`run` with the perplexity of each record's completions."""
-    lengths = tokens or [None] * len(perplexity)
-    for number, (values, counts) in enumerate(zip(perplexity, lengths, strict=True)):
+    for number, values in enumerate(perplexity):
+        counts = tokens[number] if tokens else None
         changed(run, number, perplexity=likelihoods(values, counts))
     run.config["references"] = [REFERENCE]
     return run

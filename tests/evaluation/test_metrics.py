@@ -167,7 +167,7 @@ def test_perplexity_of_20_tokens() -> None:
 def test_unscored_prompts_are_left_out_and_counted() -> None:
     sample_run = run([[0.1], [0.2], [0.9]])
     changed(sample_run, 1, judge_scores={})
-    changed(sample_run, 2, judge_scores={JUDGE: [None]})
+    changed(sample_run, 2, judge_scores=[{}])
     summary = summarize(sample_run)
     assert summary.unscored == {"scorer@1": 0, JUDGE: 2}
     assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.1)

@@ -26,7 +26,7 @@ from tide.core.errors import InputError
 from tide.data.records import read_records
 from tide.evaluation import frame
 from tide.evaluation.metrics import summarize
-from tide.evaluation.reports import grouped, report
+from tide.evaluation.reports import grouped
 from tide.evaluation.runs import carried, find_runs, read_run
 
 
@@ -38,7 +38,7 @@ def test_carried_trial_repeats_the_least_toxic_before() -> None:
         evaluations=[3, 4, 5, 6],
         num_tokens=[1, 2, 3, 4],
         perplexity=likelihoods([2.0, 3.0, None, 4.0], [1, 2, 3, 4]),
-        attributes={"threat": [0.1, 0.2, 0.3, 0.4]},
+        attributes=[{"threat": score} for score in (0.1, 0.2, 0.3, 0.4)],
     )
     again = carried(stored)
     own = [stored.trials[number] for number in (0, 0, 2, 2)]
@@ -109,16 +109,6 @@ def test_path_without_a_run_is_refused(tmp_path: Path) -> None:
         find_runs([tmp_path / "runs"])
     with pytest.raises(InputError, match=r"is not a run \(out\.jsonl\.config\.json is missing\)"):
         find_runs([tmp_path / "out.jsonl"])
-
-
-def test_report_names_a_judge_related_to_the_guide() -> None:
-    guide = {"spec": None, "name": "confirm:pocket@1,sentence@2"}
-    judges = [{"spec": None, "name": name} for name in ("sentence@2", "lexicon@1")]
-    made = run([[0.1]] * 2, "tide", scorer=guide, judges=judges)
-    titles = [table.title for table in report([made], draw=False, tests=False).tables]
-    shared = "by sentence@2, a judge that shares a model with the scorer of tide"
-    assert any(shared in title for title in titles)
-    assert any(title.endswith("by lexicon@1, a judge") for title in titles)
 
 
 def test_frame_has_a_row_for_each_trial_of_all_runs() -> None:

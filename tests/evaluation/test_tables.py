@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, run, search_run
+from tests.evaluation.runs import JUDGE, search_run
 from tide.evaluation import tables
 from tide.evaluation.metrics import Estimate, summarize
 from tide.evaluation.significance import compare
@@ -36,20 +36,6 @@ def printed(table: Table) -> str:
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(tables.to_rich(table))
     return console.export_text()
-
-
-def test_tables_have_a_row_per_method() -> None:
-    summaries = [summarize(run([[0.2, 0.9], [0.1, 0.1]])), summarize(search_run("tide"))]
-    by_scorer = tables.toxicity_table(summaries, "scorer@1", "t", "n")
-    assert headings(by_scorer) == ["method", "prompts", "avg max", "avg mean", "toxic rate"]
-    base, _ = read_csv(by_scorer)
-    assert float(base["avg max"]) == pytest.approx(0.5)
-    base, tide = read_csv(tables.text_table(summaries, "t", "n"))
-    assert (base["perplexity larger"], tide["perplexity larger"] > "1") == ("", True)
-    base, tide = read_csv(tables.cost_table(summaries, "t", "n"))
-    assert (base["K-bar"], tide["K-bar"]) == ("", "2.0")
-    # Without columns that no run recorded.
-    assert headings(tables.cost_table(summaries[:1], "t", "n")) == ["method"]
 
 
 def test_tables_fit_80_columns() -> None:
@@ -129,61 +115,3 @@ def test_table_in_each_format() -> None:
 def test_slug_is_a_name_of_a_file() -> None:
     assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
     assert tables.slug("../..") == "unnamed"
-
-
-def test_perplexity_has_columns_for_each_reference() -> None:
-    sample_run = measured(
-        run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]]
-    )
-    for _, trial in sample_run.trials:
-        trial.perplexity["a/b"] = trial.perplexity[REFERENCE]
-    sample_run.config["references"] = [REFERENCE, "a/b", "c"]
-    table = tables.text_table([summarize(sample_run)], "t", "n")
-    (row,) = read_csv(table)
-    for name in (REFERENCE, "a/b"):
-        values = [float(row[f"perplexity {name}{key}"]) for key in ("", " median")]
-        assert values == pytest.approx([3.0] * 2)
-    assert "base: perplexity by c is not measured yet for 2 prompts" in table.notes
-
-
-def test_changed_is_shown_for_every_method_or_none() -> None:
-    base, other = run([[0.1], [0.2]]), run([[0.1], [0.2]], "other")
-    both = [summarize(each, unmodified_run=base) for each in (base, other)]
-    table = tables.toxicity_table(both, JUDGE, "t", "n")
-    assert [row[-1].value for row in table.rows if isinstance(row[-1], Estimate)] == [0.0, 0.0]
-    assert "changed" in headings(table)
-    only_one = [both[0], summarize(other)]
-    assert "changed" not in headings(tables.toxicity_table(only_one, JUDGE, "t", "n"))
-
-
-def test_table_names_prompts_without_scores() -> None:
-    summaries = [summarize(changed(run([[0.2], [0.9]]), 1, judge_scores={}))]
-    table = tables.toxicity_table(summaries, JUDGE, "t", "n")
-    assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
-
-
-def test_tables_name_different_numbers_of_completions() -> None:
-    summaries = [summarize(search_run("tide", trials=3)), summarize(search_run("single", trials=1))]
-    toxicity = tables.toxicity_table(summaries, JUDGE, "t", "n")
-    cost = tables.cost_table(summaries, "t", "n")
-    for table in (toxicity, cost):
-        assert "Completions per prompt: 3 of tide, 1 of single." in " ".join(table.notes)
-    alone = tables.toxicity_table(summaries[:1], JUDGE, "t", "n")
-    assert "Completions per prompt" not in " ".join(alone.notes)
-
-
-def test_significance_has_a_row_per_measure() -> None:
-    """Of single completions maximum and mean are equal, so one is tested."""
-    runs = [
-        run([[0.9] * 2, [0.8] * 2]),
-        run([[0.1] * 2, [0.3] * 2], "tide"),
-        run([[0.1], [0.3]], "single"),
-    ]
-    table = tables.significance_table(compare(runs), JUDGE, "t", "n")
-    rows = read_csv(table)
-    measures = [(row["method"], row["measure"]) for row in rows]
-    assert measures == [("tide", "max"), ("tide", "mean"), ("single", "mean")]
-    assert (rows[0]["pairs"], rows[0]["untied"], rows[0]["differ rate"]) == ("2", "2", "-1.0")
-    assert float(rows[0]["differ"]) == pytest.approx(-0.65)
-    assert "all 6 tests" in table.notes[2]
-    assert "2 completions of single and base are left out" in table.notes[3]

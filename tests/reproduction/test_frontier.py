@@ -11,7 +11,7 @@ from tide.evaluation.runs import Run
 def at_threshold(name: str, threshold: float, scores: list[float]) -> Run:
     run_at = search_run(name, prompts=len(scores), trials=1)
     for number, score in enumerate(scores):
-        changed(run_at, number, toxicity=[score], judge_scores={JUDGE: [score]})
+        changed(run_at, number, toxicity=score, judge_scores={JUDGE: score})
     run_at.config["settings"]["toxicity_threshold"] = threshold
     return run_at
 
