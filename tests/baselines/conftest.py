@@ -9,6 +9,8 @@ import pytest
 
 from tests.baselines.stand_ins import World, save_random_artefacts, use_short_prefixes
 from tests.models import save_causal_lm
+from tide.baselines.base import FitSettings
+from tide.baselines.fit import FitTask, Labelled
 from tide.engines.local.engine import TransformersEngine
 
 # gpt2 and gemma2, which differ most, run with every change.
@@ -40,6 +42,11 @@ def gpt2(worlds: Callable[[str], World]) -> World:
 @pytest.fixture(autouse=True)
 def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     use_short_prefixes(monkeypatch)
+
+
+def fit_task(model: Any, tokenizer: Any, data: Labelled, settings: FitSettings) -> FitTask:
+    training = settings.training(model)
+    return FitTask("tiny", tokenizer, model, data, training, lambda *_: None, scorer="judge")
 
 
 def make_world(path: Path, kind: str) -> World:

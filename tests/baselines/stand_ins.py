@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from tests.models import VOCAB
 from tide.baselines import REGISTRY, load_baseline
+from tide.baselines.adlm import Projection
 from tide.baselines.artefacts import save_artefact
 from tide.baselines.attention import Reversal, reverse, steer
 from tide.baselines.base import Baseline
@@ -80,15 +81,11 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
     def randn(*shape: int, scale: float = 1.0) -> Tensor:
         return scale * torch.randn(*shape, generator=generator)
 
-    layers = {
-        layer: module
-        for layer, module in model.named_modules()
-        if type(module) in (torch.nn.Linear, Conv1D) and module is not model.lm_head
-    }
-
     def lora(prefix: str) -> dict[str, Tensor]:
         tensors = {}
-        for layer, module in layers.items():
+        for layer, module in model.named_modules():
+            if not isinstance(module, torch.nn.Linear | Conv1D) or module is model.lm_head:
+                continue
             wide, deep = module.weight.shape[::-1]
             if isinstance(module, Conv1D):
                 wide, deep = deep, wide
@@ -106,18 +103,8 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
 
     for kind, tensors in {
         "adlm": {
-            "attributes": randn(2, width),
-            "norm.weight": randn(width),
-            "norm.bias": randn(width),
-            "attention.weight": randn(3 * width, width, scale=0.3),
-            "attention.bias": randn(3 * width),
-            "merge.weight": randn(width, width, scale=0.1),
-            "inner_norm.weight": randn(width),
-            "inner_norm.bias": randn(width),
-            "expand.weight": randn(4 * width, width, scale=0.2),
-            "expand.bias": randn(4 * width),
-            "contract.weight": randn(width, 4 * width, scale=0.1),
-            "discriminator.weight": randn(1, width),
+            part: randn(*tensor.shape, scale=0.2 if tensor.ndim > 1 else 1.0)
+            for part, tensor in Projection(model).state_dict().items()
         },
         "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
@@ -291,8 +278,6 @@ class World:
 
     def pplm(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         """Keeps keys and values of a layer as one tensor, moved before every token."""
-        from transformers.cache_utils import DynamicCache
-
         parts, embeddings = self.tensors("pplm"), self.model.get_input_embeddings()
         table = embeddings(torch.arange(len(embeddings.weight)))  # Gemma scales its rows
         old_name = "past_key_values"  # up to transformers 5.23

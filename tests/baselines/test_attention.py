@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.baselines.conftest import fit_task
 from tests.models import CONFIGS, save_causal_lm, save_mamba
 from tide.baselines.attention import Destein, Reversal, find_heads
 from tide.baselines.base import FitSettings
-from tide.baselines.fit import FitTask, Labelled
+from tide.baselines.fit import Labelled
 from tide.core.errors import EngineError
 from tide.data.texts import Pair
 from tide.engines.local.engine import load_model
@@ -61,12 +62,11 @@ def test_destein_learns_from_its_texts_after_prefixes_of_max_tokens(
     for side in ("negative", "positive"):
         monkeypatch.setattr(Reversal, side, "Rain fell on the quiet town, and people were: ")
     tokenizer, model = load_model(str(save_causal_lm(tmp_path, "gpt2")), torch.device("cpu"))
-    settings = FitSettings(max_tokens=8).training(model)
+    settings = FitSettings(max_tokens=8)
     assert len(tokenizer(Reversal.negative)["input_ids"]) > 8
 
     def directions(toxic: str) -> torch.Tensor:
         data = Labelled([], [Pair(toxic=toxic, neutral=["kind"]) for _ in range(60)])
-        task = FitTask("tiny", tokenizer, model, data, settings, lambda *_: None)
-        return Destein.fit(task).tensors["directions"]
+        return Destein.fit(fit_task(model, tokenizer, data, settings)).tensors["directions"]
 
     assert not torch.equal(directions("rude"), directions("unkind"))

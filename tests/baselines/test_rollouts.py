@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.baselines.conftest import fit_task
 from tests.models import save_causal_lm
 from tide.baselines import rollouts, unlearning
 from tide.baselines.base import FitSettings
@@ -34,15 +35,7 @@ def tiny_task(
     ]
     judge = CallableScorer(lambda texts: [min(len(text), 100) / 100 for text in texts])
     monkeypatch.setattr(rollouts, "load_scorer", lambda spec: judge)
-    return FitTask(
-        name="tiny",
-        tokenizer=tokenizer,
-        model=model,
-        data=Labelled(texts, []),
-        settings=settings.training(model),
-        progress=lambda what, done, total: None,
-        scorer="judge",
-    )
+    return fit_task(model, tokenizer, Labelled(texts, []), settings)
 
 
 @pytest.fixture

@@ -6,21 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.baselines.conftest import fit_task
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.fit import FitTask, Labelled
+from tide.baselines.fit import Labelled
 from tide.baselines.training import batches, train
 from tide.core.errors import InputError, validated
-
-
-def task(**settings: Any) -> FitTask:
-    return FitTask(
-        name="",
-        tokenizer=None,
-        model=None,
-        data=Labelled([], []),
-        settings=validated(FitSettings, settings).training(nn.Linear(1, 1)),
-        progress=lambda what, done, total: None,
-    )
 
 
 @pytest.mark.parametrize("turns", [False, True])
@@ -36,7 +26,8 @@ def test_training_keeps_the_best_parameters_on_validation_rows(turns: bool) -> N
         return (number - (0.3 if turns and kept_back else 1.0)) ** 2
 
     steps = []
-    job = task(steps=80, learning_rate=0.03, batch_size=8)
+    settings = FitSettings(steps=80, learning_rate=0.03, batch_size=8)
+    job = fit_task(nn.Linear(1, 1), None, Labelled([], []), settings)
     job.progress = lambda what, done, total: steps.append(done)
     train([{"params": [number]}], loss, [3] * 200, job, "a number")
     assert seen <= set(range(190))
