@@ -112,19 +112,3 @@ def test_fit_of_an_auxiliary_model(
     assert tide("fit", "gedi", *command, "--auxiliary", other) == 1
     assert "vocabulary mismatch" in capsys.readouterr().err
     assert not (out / "gedi").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("rod", "unknown baseline 'rod'; did you mean 'rad'"),
-        ("reversal", "reversal: learns nothing"),
-        ("sasa", "no labelled texts"),
-    ],
-)
-def test_fit_of_unusable_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
-) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    assert tide("fit", name, "--data", tmp_path / "empty.jsonl", "--out", tmp_path / "out") == 1
-    assert message in " ".join(capsys.readouterr().err.split())

@@ -94,8 +94,9 @@ def test_run_writes_a_file_with_a_judge(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
-    command = ["run", "--input", prompts_file, "--output", output, "--trials", 2, "--seed", 3]
-    assert tide(*command, "--judges", "profanity-check", "--max-new-tokens", 8) == 0
+    command = ["run", "--input", prompts_file, "--output", output, "--seed", 3]
+    command += ["--judges", "profanity-check", "--max-new-tokens", 8]
+    assert tide(*command, "--trials", 2) == 0
     run = read_run(output)
     assert [record.prompt for record in run.records] == PROMPTS
     assert all(trial.toxicity < 0.5 and trial.accepted != trial.empty for _, trial in run.trials)
@@ -105,21 +106,12 @@ def test_run_writes_a_file_with_a_judge(
     assert (settings["seed"], settings["max_new_tokens"]) == (3, 8)
     assert [judge["spec"] for judge in run.config["judges"]] == ["profanity-check"]
     assert run.name == "backtrack:max_new_tokens=8,seed=3"
-
-
-def test_run_of_fewer_trials_than_the_file_has_counts_these(
-    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out.jsonl"
-    for trials in (3, 1):
-        command = ["run", "--input", prompts_file, "--output", output, "--trials", trials]
-        assert tide(*command, "--temperature", 1) == 0
-    of_one = capsys.readouterr().out.rpartition("before and after")[2]
-    records = read_run(output).records
-    assert [len(record.trials) for record in records] == [3] * len(PROMPTS)
-    firsts = [record.trials[0].forward_tokens for record in records]
-    shown = re.findall(r"tokens through the model per completion +│ +│ +(\S+) │", of_one)
-    assert shown == [f"{sum(firsts) / len(firsts):.1f}"]
+    # A later call for one trial keeps the second ones, and does not count them.
+    assert tide(*command, "--trials", 1) == 0
+    assert read_run(output).records == run.records
+    firsts = [record.trials[0].forward_tokens for record in run.records]
+    counted = r"tokens through the model per completion +│ +│ +(\S+) │"
+    assert re.findall(counted, capsys.readouterr().out) == [f"{sum(firsts) / len(firsts):.1f}"]
 
 
 def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
@@ -173,6 +165,9 @@ def test_resume_refuses_other_engine_options(
     assert tide(*command, "--engine-option", "quantization=awq") == 1
 
 
+NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,7 +179,12 @@ def test_resume_refuses_other_engine_options(
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
         (["run", "hi", "-s", "pocket", "--scorer", "lexicon"], "given twice and takes one value;"),
         (["run", "hi", "--model", "pocket", "-m", "other"], "--model: is given twice"),
+        (["run", "hi", "--judges", "pocket,cache:pocket"], "have the same name, pocket"),
         (["score"], "give texts or --input"),
+        (["score", "hi", "-s", "pocket", "-s", "cache:pocket"], "two scorers have the same name"),
+        (["fit", "rod", *NO_TEXTS], "unknown baseline 'rod'; did you mean 'rad'"),
+        (["fit", "reversal", *NO_TEXTS], "reversal: learns nothing"),
+        (["fit", "sasa", *NO_TEXTS], "no labelled texts"),
         (["serve", "--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
         (["serve", "--policies", "no/such/file"], "--policies no/such/file: no such file"),
         (["serve", "--monitor-texts"], "--monitor-texts"),
@@ -196,9 +196,12 @@ def test_resume_refuses_other_engine_options(
 def test_bad_input_is_one_clear_line(
     arguments: list[str],
     message: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").touch()
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
     for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
         monkeypatch.delenv(name)

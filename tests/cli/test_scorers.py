@@ -189,13 +189,6 @@ def test_score_masks_listed_words(
     assert "you s***** i****" in out
 
 
-def test_two_scorers_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("score", "the town", "-s", "pocket", "-s", "cache:pocket") == 1
-    assert "two scorers have the same name" in capsys.readouterr().err
-    assert tide("run", "the town", "--judges", "pocket,cache:pocket", "--max-new-tokens", "2") == 1
-    assert "have the same name, pocket" in " ".join(capsys.readouterr().err.split())
-
-
 def test_threshold_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = [0.05] * 990 + [0.305] * 10
     lines: list[dict[str, object]] = [

@@ -128,19 +128,15 @@ def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["OMP_NUM_THREADS"] == used
 
 
-def test_log_line_that_is_cut_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_are_json_without_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those that are cut, and those of libraries."""
+    hide("sk-in-no-other-test")
     with _logging_as_json({"loading": "x" * 5000}):
         logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["level"] for line in lines] == ["info"] * 2
-
-
-def test_log_line_of_a_library_is_json_without_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    hide("sk-in-no-other-test")
-    with _logging_as_json({"loading": "x"}):
         logging.getLogger("asyncio").error("failed:\n%s", "sk-in-no-other-test")
-    _, line = capsys.readouterr().err.splitlines()
-    assert json.loads(line)["message"] == "failed: ***"
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["info", "info", "error"]
+    assert lines[-1]["message"] == "failed: ***"
 
 
 def test_listener_sends_without_delay() -> None:

@@ -143,38 +143,34 @@ def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     assert read(path) == [record(0), record(1), record(2)]
 
 
+SCORE = {"id": 0, "number": 0, "judge": "a", "score": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("name", "line", "message"),
     [
-        ("my notes", "line 2: not JSON"),
-        (line_of(1, id=True), "line 2: not a record of a run: id"),
-        ({"id": 7}, "line 2: .*prompt: Field required"),
-        (line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
-        (line_of(1, toxicity=float("nan")), "toxicity"),
-        (line_of(1, surprise=1), "surprise: unknown"),
+        ("out", "my notes", "line 2: not JSON"),
+        ("out", line_of(1, id=True), "line 2: not a record of a run: id"),
+        ("out", {"id": 7}, "line 2: .*prompt: Field required"),
+        ("out", line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
+        ("out", line_of(1, toxicity=float("nan")), "toxicity"),
+        ("out", line_of(1, surprise=1), "surprise: unknown"),
+        ("scores", {**SCORE, "score": float("nan")}, "line 2: not a score of a run: .*score"),
+        ("scores", {**SCORE, "surprise": 1}, "line 2: not a score of a run: .*surprise"),
     ],
 )
-def test_invalid_trial_line_is_named(tmp_path: Path, line: Any, message: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, name: str, line: Any, message: str) -> None:
     path = tmp_path / "out.jsonl"
-    opened(path, record(0))
+    opened(path, record(0)).add_scores(0, judged(0, (0, 0.5)))
+    damaged = tmp_path / f"{name}.jsonl"
     text = line if isinstance(line, str) else json.dumps(line)
-    whole = path.read_bytes() + text.encode() + b"\n"
-    path.write_bytes(whole)
-    for reads in (read_records, opened):  # for a report, and to resume
+    whole = damaged.read_bytes() + text.encode() + b"\n"
+    damaged.write_bytes(whole)
+    for reads in (read, opened):  # for a report, and to resume
         with pytest.raises(InputError, match=message) as caught:
             reads(path)
         assert "\n" not in str(caught.value)
-    assert path.read_bytes() == whole
-
-
-def test_invalid_score_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    opened(path, record(0))
-    for change, message in (({"score": float("nan")}, "score"), ({"surprise": 1}, "surprise")):
-        line = {"id": 0, "number": 0, "judge": "a", "score": 0.5, **change}
-        path.with_name("scores.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(InputError, match=f"line 1: not a score of a run: .*{message}"):
-            read(path)
+    assert damaged.read_bytes() == whole
 
 
 def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError
-from tide.data.records import Record, TrialRecord, read_records
 from tide.data.texts import LabelledText, Pair, Row, read_entries, read_labelled, read_rows
 
 
@@ -34,6 +33,10 @@ def jsonl(path: Path, *rows: Any) -> Path:
             [Row("x", "one"), Row("y", "two, with\na line break")],
         ),
         ("a.txt", "one \n\ntwo\r\n", [Row(0, "one "), Row(1, "two")]),
+        # A byte order mark is skipped.
+        ("a.txt", "\ufeffone", [Row(0, "one")]),
+        ("a.csv", "\ufeffprompt\none\n", [Row(0, "one")]),
+        ("a.jsonl", '\ufeff{"prompt": "one"}\n', [Row(0, "one")]),
     ],
 )
 def test_prompts_of_every_kind_of_file(
@@ -141,15 +144,3 @@ def test_labelled_texts_of_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"text": "a", "toxicity": 0}')
     with pytest.raises(InputError, match="not a list of objects"):
         read_labelled([tmp_path / "a.json"])
-
-
-def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
-    mark = b"\xef\xbb\xbf"
-    rows = {"a.csv": b"prompt\none\n", "a.txt": b"one", "a.jsonl": b'{"prompt": "one"}\n'}
-    for name, content in rows.items():
-        (tmp_path / name).write_bytes(mark + content)
-        assert read_rows(tmp_path / name)[0].text == "one"
-    record = Record(id=0, prompt="one", trials=[TrialRecord(number=0, text="a", toxicity=0.1)])
-    path = tmp_path / "records.jsonl"
-    path.write_bytes(mark + b"".join(record.lines()))
-    assert read_records(path) == [record]

@@ -359,40 +359,27 @@ def test_wrong_names_are_found_before_loading(
         evaluate(["a prompt"], methods, model="anything", artefacts=Path("nowhere"))
 
 
+SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])
+LOCAL_CLASS = type("Local", (), {"__qualname__": "f.<locals>.Local"})
+
+
 @pytest.mark.parametrize(
-    ("prompts", "message"),
+    ("prompts", "methods", "message"),
     [
-        pytest.param([], "^benchmark: holds no prompts", id="none"),
+        pytest.param([], "base", "^benchmark: holds no prompts", id="no prompts"),
+        pytest.param(SAME_IDS, "base", "^benchmark: id 7 occurs twice", id="ids"),
+        pytest.param([" "], "base", "base: all prompts failed; id 0: empty", id="empty prompt"),
+        pytest.param(PROMPTS, "base,tide:seed=0,tide", "a method is named twice", id="twice"),
+        pytest.param(PROMPTS, [3], "top level of a module or notebook", id="number"),
         pytest.param(
-            Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")]),
-            "^benchmark: id 7 occurs twice",
-            id="ids",
+            PROMPTS, [lambda start: None], "top level of a module or notebook", id="function"
         ),
-        pytest.param([" "], "base: all prompts failed; id 0: empty; a prompt needs", id="empty"),
+        pytest.param(PROMPTS, [LOCAL_CLASS], "top level of a module or notebook", id="local class"),
     ],
 )
-def test_evaluate_refuses_prompts_that_cannot_be_used(
-    tmp_path: Path, prompts: Any, message: str
+def test_evaluate_refuses_input_that_cannot_be_used(
+    tmp_path: Path, prompts: Any, methods: Any, message: str
 ) -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
     with pytest.raises(InputError, match=message):
-        evaluate(
-            prompts,
-            "base",
-            model=scripted_engine(),
-            scorer=ReadingScorer(),
-            reference="none",
-            out=tmp_path,
-        )
-
-
-def test_method_named_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="a method is named twice"):
-        evaluate(PROMPTS, "base,tide:seed=0,tide", model=scripted_engine(), reference="none")
-
-
-@pytest.mark.parametrize(
-    "method", [3, lambda start: None, type("Local", (), {"__qualname__": "f.<locals>.Local"})]
-)
-def test_method_that_is_no_spec_and_no_importable_class_is_an_input_error(method: Any) -> None:
-    with pytest.raises(InputError, match="top level of a module or notebook"):
-        evaluate(PROMPTS, [method], model=scripted_engine())
+        evaluate(prompts, methods, model=engine, scorer=scorer, reference="none", out=tmp_path)

@@ -78,20 +78,17 @@ def test_baseline_prompt_fails_alone() -> None:
 def test_seconds_of_a_baseline_do_not_hold_the_loading_of_its_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock, costs = [0.0], [60.0, 3.0]
+
     class LoadingBaseline(HalfBaseline, DecodingBaseline):
         def __init__(self) -> None: ...
 
-    clock, costs = [0.0], [60.0, 3.0]
-    baseline: Any = LoadingBaseline()
-    write = baseline.generate
+        def generate(self, prompts: Sequence[str], *_: Any) -> list[Generated | TideError]:
+            clock[0] += costs.pop(0)
+            return super().generate(prompts)
 
-    def generate(prompts: Sequence[str], *_: Any) -> list[Generated | TideError]:
-        clock[0] += costs.pop(0)
-        outcomes: list[Generated | TideError] = write(prompts)
-        return outcomes
-
-    baseline.generate = generate
     monkeypatch.setattr("tide.evaluation.methods.time.perf_counter", lambda: clock[0])
+    baseline = LoadingBaseline()
     method = BaselineMethod("half", baseline, scripted_engine(), ReadingScorer(), Settings())
     ((_, record),) = method.records(ROWS[:1], [0])
     assert isinstance(record, Record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -111,8 +110,7 @@ def test_ci_counts_imports_of_server_tests() -> None:
     files = [file for folder in folders_of_servers for file in (ROOT / folder).glob("*.py")]
     for file in files:  # which grows
         assert not unread.match(str(file.relative_to(ROOT)))
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+        for module in re.findall(r"^ *from ([\w.]+) import", file.read_text("utf-8"), re.MULTILINE):
             imported = ROOT / f"{module.replace('.', '/')}.py"
             if imported.is_file() and imported not in files:
                 files.append(imported)
