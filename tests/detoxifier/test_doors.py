@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -183,40 +185,19 @@ def test_closing_ends_a_map_and_calls_of_other_threads() -> None:
     """The scorer hangs. The engine was passed in, and stays open."""
     scorer, engine = Hangs("draft"), Stops("never", for_ever)
     detox = Detoxifier(engine, scorer=scorer, **SETTINGS)
-    ended: list[BaseException] = []
-
-    def call(way: Callable[[], Any]) -> None:
-        with pytest.raises(EngineError, match="the detoxifier was closed") as caught:
-            way()
-        ended.append(caught.value)
-
-    def endless() -> Iterator[str]:
-        while True:
-            yield PROMPT
-
-    ways = (lambda: detox(PROMPT), lambda: list(detox.map(endless())))
-    callers = [threading.Thread(target=call, args=[way], daemon=True) for way in ways]
-    for caller in callers:
-        caller.start()
-    assert scorer.reached.wait(20)
-    detox.close()
-    for caller in callers:
-        caller.join(10)
-        assert not caller.is_alive()
-    assert len(ended) == 2
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(detox, PROMPT)
+        endless_map = threads.submit(lambda: list(detox.map(repeat(PROMPT))))
+        assert scorer.reached.wait(20)
+        detox.close()
+        for work in (call, endless_map):
+            with pytest.raises(EngineError, match="the detoxifier was closed"):
+                work.result(10)
     assert not engine.closed
     with pytest.raises(EngineError, match="closed; make a new one"):
         detox(PROMPT)
     engine.close()
     scorer.go.set()
-
-
-def _called(detox: Detoxifier) -> Any:
-    return detox(PROMPT)
-
-
-def _mapped(detox: Detoxifier) -> Any:
-    return list(detox.map([PROMPT, "once upon a night"]))
 
 
 def _streamed(detox: Detoxifier) -> Any:
@@ -226,7 +207,14 @@ def _streamed(detox: Detoxifier) -> Any:
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals here")
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("way", [_called, _mapped, _streamed])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(lambda detox: detox(PROMPT), id="call"),
+        pytest.param(lambda detox: list(detox.map([PROMPT, "once upon a night"])), id="map"),
+        pytest.param(_streamed, id="stream"),
+    ],
+)
 def test_ctrl_c_ends_the_work(way: Callable[[Detoxifier], Any]) -> None:
     engine, main_thread = Stops("draft", for_ever), threading.main_thread().ident
     assert main_thread is not None

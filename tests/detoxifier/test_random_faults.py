@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.runtime.world import SETTINGS, Reader, Storyteller, third
+from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -44,8 +45,11 @@ KINDS: list[Callable[[], BaseException]] = [
 HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary"]
 PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
-PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
-CHAT = [{"role": "user", "content": "once"}]  # its role and the next one's are words, too
+PROMPTS: list[str | Chat] = [
+    *(f"once upon a {word}" for word in ("time", "day", "night", "hill")),
+    Chat.said("once"),  # its role and the next one's are words, too
+    "once upon a house",
+]
 STRATEGIES = ["backtrack", "tide", "random-walk", "resample"]
 
 
@@ -101,9 +105,9 @@ def text_of(result: Result) -> str:
 
 @cache
 def alone(strategy: str) -> list[str]:
-    """The text for each prompt, and for the chat, if nothing fails."""
+    """The text for each prompt if nothing fails."""
     with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
-        return [*(text_of(detox(prompt)) for prompt in PROMPTS), text_of(detox.chat(CHAT))]
+        return [text_of(detox(prompt)) for prompt in PROMPTS]
 
 
 @examples(10, 1000)
@@ -112,25 +116,29 @@ def alone(strategy: str) -> list[str]:
     st.integers(0, 12),
     st.sampled_from(KINDS),
     st.sampled_from(STRATEGIES),
-    st.sampled_from(["async", "map", "call"]),
+    st.sampled_from(["async", "map"]),
 )
 def test_any_exception_ends_its_prompt_and_no_other(
     fault_place: str, when: int, kind: Callable[[], BaseException], strategy: str, door: str
 ) -> None:
-    expected, engine = alone(strategy), Faulty(fault_place, when, kind)
-    settings, scorer = settings_of(strategy), FaultyReader(engine)
+    """Texts are those without faults. One prompt fails at most, unless all share the error."""
+    engine, settings = Faulty(fault_place, when, kind), settings_of(strategy)
+    settings["scorer"] = FaultyReader(engine)
     if door == "async":
-        check(asyncio.run(at_once(engine, scorer, settings, expected)), expected, fault_place)
-        return
-    with Detoxifier(engine, scorer=scorer, **settings) as detox:
-        if door == "map":
+        results, again = asyncio.run(at_once(engine, settings))
+    else:
+        with Detoxifier(engine, **settings) as detox:
             results = mapped(detox, fault_place)
-        else:
-            results = [caught(lambda prompt=prompt: detox(prompt)) for prompt in PROMPTS]
-        results.append(caught(lambda: detox.chat(CHAT)))
-        check(results, expected, fault_place)
-        engine.mended = True
-        assert [text_of(result) for result in detox.map(PROMPTS)] == expected[:-1]
+            engine.mended = True
+            again = list(detox.map(PROMPTS))
+    expected = alone(strategy)
+    assert [text_of(result) for result in again] == expected
+    errors = [result for result in results if not isinstance(result, Result)]
+    assert all(isinstance(error, TideError) for error in errors), errors
+    assert all(len(str(error).splitlines()) == 1 for error in errors)
+    assert len(set(map(id, errors))) <= 1 or fault_place == "scorer", errors
+    for result, text in zip(results, expected, strict=True):
+        assert not isinstance(result, Result) or text_of(result) == text
 
 
 def mapped(detox: Detoxifier, fault_place: str) -> list[Any]:
@@ -145,42 +153,20 @@ def mapped(detox: Detoxifier, fault_place: str) -> list[Any]:
     return [by_number[number] for number in range(len(PROMPTS))]
 
 
-async def at_once(
-    engine: Faulty, scorer: FaultyReader, settings: dict[str, Any], expected: list[str]
-) -> list[Any]:
-    """The outcomes of concurrent calls, a chat among them; the second and fourth are streams."""
+async def at_once(engine: Faulty, settings: dict[str, Any]) -> tuple[list[Any], list[Result]]:
+    """The outcomes of concurrent calls, of which every second is a stream; and without faults."""
 
-    async def streamed(prompt: str) -> Result:
+    async def streamed(prompt: str | Chat) -> Result:
         stream = detox.stream(prompt)
         assert "".join([piece async for piece in stream]) == stream.result.text
         return stream.result
 
-    async with AsyncDetoxifier(engine, scorer=scorer, **settings) as detox:
+    async with AsyncDetoxifier(engine, **settings) as detox:
         calls = [
             streamed(prompt) if number % 2 else detox(prompt)
             for number, prompt in enumerate(PROMPTS)
         ]
-        every = asyncio.gather(*calls, detox.chat(CHAT), return_exceptions=True)
-        outcomes_by_call = await asyncio.wait_for(every, 30)
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
         engine.mended = True
         again = await asyncio.wait_for(asyncio.gather(*map(detox, PROMPTS)), 30)
-        assert [text_of(result) for result in again] == expected[:-1]
-    return outcomes_by_call
-
-
-def caught(call: Callable[[], Result]) -> Any:
-    try:
-        return call()
-    except TideError as error:
-        return error
-
-
-def check(outcomes_by_call: list[Any], expected: list[str], fault_place: str) -> None:
-    """Texts are those without faults. One prompt fails at most, unless all share the error."""
-    assert len(outcomes_by_call) == len(expected)
-    errors = [outcome for outcome in outcomes_by_call if not isinstance(outcome, Result)]
-    assert all(isinstance(outcome, TideError) for outcome in errors), errors
-    assert all(len(str(outcome).splitlines()) == 1 for outcome in errors)
-    assert len(set(map(id, errors))) <= 1 or fault_place == "scorer", errors
-    for outcome, text in zip(outcomes_by_call, expected, strict=True):
-        assert not isinstance(outcome, Result) or text_of(outcome) == text
+    return results, again

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,21 +174,6 @@ def test_score_is_shown_on_its_side_of_the_threshold() -> None:
     assert [format_score(score, True) for score in (0.0, 0.29, 1e-300)] == ["0.00", "0.29", "0.00"]
     assert [format_score(score, False) for score in (1.0, 0.57)] == ["1.00", "0.57"]
     assert format_score(0.49999, True, digits=3) == "0.499"
-
-
-def test_the_example_of_an_own_strategy_runs() -> None:
-    """A strategy in a file, with its own option."""
-    path = Path(__file__).parents[2] / "examples" / "own_strategy.py"
-    complete = runpy.run_path(str(path))["complete"]
-    tried = set()
-    for prompt in PROMPTS:
-        result = complete(
-            prompt, scripted_engine(), count=3, scorer=ReadingScorer(), toxicity_threshold=0.5
-        )
-        (trial,) = result.trials
-        tried.add(trial.evaluations)
-        assert trial.trace[-1].role == ("initial" if trial.evaluations == 1 else "perturbation")
-    assert tried == {1, 4}
 
 
 def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

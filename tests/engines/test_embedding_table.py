@@ -92,13 +92,15 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
         engine.completion(unknown, "length", 0, PLAIN[0])
 
 
-def test_chat_with_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+def test_only_prompts_with_a_token_without_an_embedding_are_refused(tmp_path: Path) -> None:
+    """A text-only model whose tokenizer has image tokens, like that of Gemma 3."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama"))
     engine.tokenizer.add_tokens([f"<{number}>" for number in range(VOCAB)])
-    chat = Rendered(f"a chat <{VOCAB - 1}>")
-    for read in (engine.encode, lambda text: engine.tokenize([text])):
-        with pytest.raises(InputError, match=f"holds '<{VOCAB - 1}>', for which the model"):
-            read(chat)
+    assert len(engine.embed(["The weather"])) == 1
+    for prompt in (f"a text <{VOCAB - 1}>", Rendered(f"a chat <{VOCAB - 1}>")):
+        for read in (engine.encode, lambda text: engine.tokenize([text])):
+            with pytest.raises(InputError, match=f"prompt: holds '<{VOCAB - 1}>', for which"):
+                read(prompt)
 
 
 def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
