@@ -20,11 +20,11 @@ def returning(number: Any) -> Callable[[], Any]:
     return lambda: number
 
 
-def without_source(number: int) -> Any:
-    """As in an interactive session."""
+def in_session(source: str) -> Any:
+    """What the source defines, as in an interactive session."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(f"def score(texts): return [{number}]", names)
-    return names["score"]
+    exec(source, names)
+    return names.popitem()[1]
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,9 @@ def without_source(number: int) -> Any:
     ],
 )
 def test_code_digest_of_a_class_of_a_notebook_tells_its_members(member: str) -> None:
-    def defined(number: int) -> Any:
-        names: dict[str, Any] = {"__name__": "__main__"}
-        exec("class Mine:\n    " + member.format(number), names)
-        return names["Mine"]
-
-    assert code_digest(defined(1)) == code_digest(defined(1)) != code_digest(defined(2))
+    source = "class Mine:\n    " + member
+    first, again, other = (code_digest(in_session(source.format(n))) for n in (1, 1, 2))
+    assert first == again != other
 
 
 def test_code_digest_tells_lambdas_closures_and_defaults_apart() -> None:
@@ -52,7 +49,8 @@ def test_code_digest_tells_lambdas_closures_and_defaults_apart() -> None:
         *(functools.partial(returning, 1), functools.partial(returning, 2), returning),
         *(functools.partial(returning, lambda: 1), functools.partial(returning, lambda: 2)),
         *(returning([lambda: 1]), returning([lambda: 2])),
-        *(without_source(1), without_source(2)),
+        in_session("def score(texts): return [1]"),
+        in_session("def score(texts): return [2]"),
     ]
     digests = [code_digest(function) for function in functions]
     assert len(set(digests)) == len(functions)

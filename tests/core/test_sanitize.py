@@ -35,34 +35,34 @@ def test_shown_is_one_short_printable_line(text: str) -> None:
     assert not {unicodedata.category(c) for c in line} & {"Cc", "Cs", "Zl", "Zp"}
 
 
-def test_a_key_is_hidden_in_errors_and_log_lines_in_any_notation(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hide('sk-"1/2"-secret')
-    for quoted in ('sk-"1/2"-secret', "sk-%221%2F2%22-secret", r"sk-\"1/2\"-secret"):
-        assert str(InputError(f"got {quoted}!")) == "got ***!"
-    with caplog.at_level(logging.WARNING):
-        logger("tide.of.this.test").warning("%s\x1b[2J", 'sk-"1/2"-secret')
-    assert caplog.messages == [r"***\x1b[2J"]
-
-
 @pytest.mark.parametrize(
-    "echo",
-    ["SK-OF-Another-Test/1", "sk-of-another-test/1", "sk-of-another-test%2f1", "OF-ANOTHER-TEST/1",
-     "Another-Test/1", "another-test%2F1"],
-)  # fmt: skip
-def test_a_key_is_hidden_in_another_case_and_without_its_prefix(echo: str) -> None:
-    """Services may quote an unknown key in this way."""
-    hide("sk-of-Another-Test/1")
-    assert str(InputError(f"no key {echo}; ask for one")) == "no key ***; ask for one"
+    ("key", "echoes"),
+    [
+        ('sk-"1/2"-secret', ['sk-"1/2"-secret', "sk-%221%2F2%22-secret", r"sk-\"1/2\"-secret"]),
+        # Services may quote an unknown key in another case and without its prefix.
+        ("sk-of-Another-Test/1", ["SK-OF-Another-Test/1", "sk-of-another-test%2f1"]),
+        ("sk-of-Another-Test/1", ["OF-ANOTHER-TEST/1", "Another-Test/1", "another-test%2F1"]),
+        # The shortest key, and the shortest rest of a key, that are hidden.
+        ("q7xz", ["q7xz"]),
+        ("key-abcdefgh", ["abcdefgh"]),
+    ],
+)
+def test_a_key_is_hidden_in_errors_in_any_notation(key: str, echoes: list[str]) -> None:
+    hide(key)
+    for echo in echoes:
+        assert str(InputError(f"no key {echo}; ask for one")) == "no key ***; ask for one"
 
 
-def test_the_shortest_key_and_the_shortest_rest_that_are_hidden() -> None:
+def test_a_short_rest_of_a_key_is_an_ordinary_word() -> None:
     hide("my-word")
     assert str(InputError("a word, and my-word")) == "a word, and ***"
-    hide("q7xz")
-    hide("key-abcdefgh")
-    assert str(InputError("q7xz and abcdefgh")) == "*** and ***"
+
+
+def test_log_lines_are_sanitized(caplog: pytest.LogCaptureFixture) -> None:
+    hide("sk-of-a-log")
+    with caplog.at_level(logging.WARNING):
+        logger("tide.of.this.test").warning("%s\x1b[2J", "sk-of-a-log")
+    assert caplog.messages == [r"***\x1b[2J"]
 
 
 def test_visible_escapes_control_characters() -> None:

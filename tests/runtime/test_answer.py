@@ -26,20 +26,23 @@ from tide.engines.base import Request
 
 
 def test_prompts_are_written_while_texts_are_scored() -> None:
-    """The scorer waits for a further request: without overlap this would never end."""
+    """The scorer waits for a second request, and this request for a call of the scorer."""
+    begun: list[Request] = []
     further = threading.Event()
 
-    def watched(request: Request) -> None:
-        if request.priority >= 4:  # at first there was no room for this prompt
+    async def watched(request: Request) -> None:
+        begun.append(request)
+        if len(begun) > 1:
+            while not scorer.calls:
+                await asyncio.sleep(0.005)
             further.set()
 
     def score(text: str) -> float:
-        assert len(scorer.calls) <= 3 or further.wait(timeout=20)
+        assert further.wait(timeout=20)
         return read([text])[0]
 
     scorer = FakeScorer(score)
-    engine = scripted_engine(max_batch=2, on_write=watched)
-    detox = Detoxifier(engine, scorer=scorer, preset="relative")
+    detox = Detoxifier(scripted_engine(max_batch=2, on_write=watched), scorer=scorer)
     assert len(list(detox.map(PROMPTS))) == len(PROMPTS)
 
 
@@ -306,38 +309,39 @@ def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
 
 # Prompts that score above `refuse_prompt_above`
 
+BAD, GOOD = "toxicity 0.95 of its own", "a second one"
 
-BAD, LIMIT, GOOD = "toxicity 0.95 of its own", "toxicity 0.9 of its own", "a second one"
 
-
-def refusing(scorer: FakeScorer) -> Detoxifier:
+def refusing(scorer: FakeScorer) -> Any:
     return Detoxifier(scripted_engine(), scorer=scorer, refuse_prompt_above=0.9)
 
 
-def test_a_prompt_above_the_limit_is_refused_before_anything_is_written() -> None:
+@pytest.mark.parametrize("prompt", [BAD, Chat.said(BAD)])
+def test_a_prompt_above_the_limit_is_refused_before_anything_is_written(prompt: str | Chat) -> None:
     scorer = ReadingScorer()
-    detox: Any = refusing(scorer)
+    detox = refusing(scorer)
     with pytest.raises(PromptRefusedError, match=r"scores 0\.95, above refuse_prompt_above=0\.9"):
-        detox(BAD)
+        detox(prompt)
     assert detox.engine.requests == []
     assert scorer.calls == [[BAD]]
-    assert detox(LIMIT).text
-    assert detox(BAD, refuse_prompt_above=None).text
+    assert detox(prompt, refuse_prompt_above=None).text
+
+
+def test_a_prompt_at_the_limit_is_completed() -> None:
+    assert refusing(ReadingScorer())("toxicity 0.9 of its own").text
 
 
 def test_of_a_chat_the_last_message_counts() -> None:
-    detox = refusing(ReadingScorer())
-    with pytest.raises(PromptRefusedError):
-        detox(Chat.said(BAD))
     texts = [("user", BAD), ("assistant", "no"), ("user", GOOD)]
-    assert detox.chat([{"role": role, "content": content} for role, content in texts]).text
+    messages = [{"role": role, "content": content} for role, content in texts]
+    assert refusing(ReadingScorer()).chat(messages).text
 
 
 def test_without_a_score_of_the_prompt_nothing_is_written() -> None:
     def failing(text: str) -> float:
         raise RuntimeError("away")
 
-    detox: Any = refusing(FakeScorer(failing))
+    detox = refusing(FakeScorer(failing))
     with pytest.raises(ScorerError):
         detox(GOOD)
     assert detox.engine.requests == []

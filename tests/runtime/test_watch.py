@@ -40,17 +40,13 @@ def positions(answer: Watch, *, ended: bool = False) -> list[int]:
     return [position for position, _ in answer.asks(ended=ended)]
 
 
-def scored(value: float) -> TextScore:
-    return TextScore(value)
-
-
 def feed(answer: Watch, scores: list[float]) -> Failure | None:
     """Add words, of which each gets the next score; the last one ends the text."""
     left = list(scores)
     for number in range(len(scores)):
         answer.texts.append(f" word{number}")
         for position in positions(answer, ended=number == len(scores) - 1):
-            if (failure := answer.judge(position, scored(left.pop(0)))) is not None:
+            if (failure := answer.judge(position, TextScore(left.pop(0)))) is not None:
                 return failure
     return answer.finish()
 
@@ -99,25 +95,25 @@ def test_suspicious_text_is_held_back_for_sixteen_tokens() -> None:
     answer = watch(words(20))
     held = []
     for position in positions(answer):
-        assert answer.judge(position, scored(0.3)) is None
+        assert answer.judge(position, TextScore(0.3)) is None
         held.append(position - answer.passed)
     assert held == [*range(1, 17), 0, 1, 2]
 
 
 def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
     failure = feed(watch(), [0.1, 0.1, 0.3, 0.4, 0.9])
-    assert failure == Failure(5, scored(0.9), 2, (3,))
+    assert failure == Failure(5, TextScore(0.9), 2, (3,))
 
 
 def test_between_two_places_each_word_may_be_to_blame() -> None:
     answer = watch(words(7), "3")
     assert positions(answer) == [3, 6]
-    assert answer.judge(3, scored(0.1)) is None
-    assert answer.judge(6, scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
+    assert answer.judge(3, TextScore(0.1)) is None
+    assert answer.judge(6, TextScore(0.7)) == Failure(6, TextScore(0.7), 3, (4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
-    failure = Failure(2, scored(0.6), 1, (2,))
+    failure = Failure(2, TextScore(0.6), 1, (2,))
     assert feed(watch(), [0.1, 0.6, 0.1, 0.1]) == failure
     answer = watch(lag=1)
     assert feed(answer, [0.1, 0.6, 0.1, 0.1]) is None
@@ -156,21 +152,21 @@ def test_a_sentence_that_fails_is_not_waited_for(screened: bool) -> None:
     assert len(others) == (8 if screened else 0)
     for position in others:
         answer.note_acceptance(position)
-    assert answer.judge(end, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
+    assert answer.judge(end, TextScore(0.6)) == Failure(10, TextScore(0.6), 0, (*range(1, 9), 10))
 
 
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     answer = watch(words(14), screened=True, lag=3)
     answer.note_acceptance(1)
     assert answer.note_rejection(2)
-    assert answer.judge(2, scored(0.1)) is None
+    assert answer.judge(2, TextScore(0.1)) is None
     assert not answer.note_rejection(3)
     assert answer.passed == 0
     assert answer.note_rejection(10)
-    assert answer.judge(10, scored(0.6)) is None
+    assert answer.judge(10, TextScore(0.6)) is None
     asked = [answer.note_rejection(position) for position in (11, 12, 13)]
     assert asked == [False, False, True]  # the scorer is asked at the end of the lag
-    assert answer.judge(13, scored(0.7)) == Failure(10, scored(0.6), 1, (2,))
+    assert answer.judge(13, TextScore(0.7)) == Failure(10, TextScore(0.6), 1, (2,))
 
 
 def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> None:
@@ -180,12 +176,12 @@ def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> No
     for position in before:
         answer.note_acceptance(position)
     assert answer.note_rejection(end)
-    assert answer.judge(end, scored(0.1)) is None
+    assert answer.judge(end, TextScore(0.1)) is None
     assert answer.passed == end
     assert not answer.note_rejection(end + 1)
     assert answer.note_rejection(end + 8)
-    failure = answer.judge(end + 8, scored(0.6))
-    assert failure == Failure(end + 8, scored(0.6), end, tuple(range(end + 1, end + 9)))
+    failure = answer.judge(end + 8, TextScore(0.6))
+    assert failure == Failure(end + 8, TextScore(0.6), end, tuple(range(end + 1, end + 9)))
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
@@ -224,7 +220,7 @@ def test_what_may_be_given_out_was_scored_and_passed(
             for position, windows in answer.asks(ended=ended):
                 assert windows == ["".join(tokens[:position])]
                 judged[position] = scores[position]
-                failure = answer.judge(position, scored(scores[position]))
+                failure = answer.judge(position, TextScore(scores[position]))
                 assert answer.passed >= passed[-1]
                 passed.append(answer.passed)
                 if failure is not None:

@@ -11,10 +11,9 @@ for a negative cosine the code projects to -kappa, outside the cone, and ours to
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -75,7 +74,7 @@ class Written:
 class Theirs:
     """The functions of a checkout. The model writes a number, whose score the scorer looks up."""
 
-    def __init__(self, code: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code, self.monkeypatch = code, monkeypatch
 
     def gradient(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -109,10 +108,9 @@ class Theirs:
 
 
 @pytest.fixture(params=["written", "theirs"])
-def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "written":
-        yield Written()
-        return
+        return Written()
     checkout = os.environ.get("TIDE_INSTANT_DETOX")
     if not checkout:
         pytest.skip("TIDE_INSTANT_DETOX names no checkout of the authors' repository")
@@ -129,12 +127,8 @@ def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         module = ModuleType(name)
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    spec = importlib.util.spec_from_file_location("theirs", Path(checkout, "utils", "tide.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
-    yield Theirs(code, monkeypatch)
+    names = runpy.run_path(str(Path(checkout, "utils", "tide.py")))
+    return Theirs(SimpleNamespace(**names), monkeypatch)
 
 
 class GivenNoise(TideStrategy):
