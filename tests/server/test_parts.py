@@ -74,6 +74,18 @@ def test_what_passes_is_given_out_as_the_model_said_it(serve: Serve, wire: str) 
     assert last["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("told", "passes"),
+    [("functions.find:0", True), ("functions.dull:0", False), ("functions.find:0 dull", False)],
+)
+def test_id_of_a_call_of_kimi_passes_if_it_holds_no_other_text(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, told: str, passes: bool
+) -> None:
+    monkeypatch.setattr(Said, "id_of", lambda *_: told)
+    (call,) = ask(serve(Said(calls=[("find", "{}")])))["message"]["tool_calls"]
+    assert (call["id"] == told) == passes
+
+
 CALL = {"id": "x", "type": "function", "function": {"name": "find", "arguments": "{}"}}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "x", "content": "sunny"}

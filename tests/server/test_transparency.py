@@ -276,6 +276,11 @@ def test_details_of_usage_pass_and_are_translated(
         assert '"input_tokens":2,"cache_read_input_tokens":4' in answer
         assert '"cache_creation_input_tokens":1,"output_tokens":5' in answer
         assert '"output_tokens_details":{"thinking_tokens":2}' in answer
+    says(upstream, Said("Fine.", calls=[("find", "{}")]))
+    tool = {"name": "find", "input_schema": {"type": "object"}}
+    begun = server.post("/v1/messages", asked | {"tools": [tool]}).text.partition("\n\n")[0]
+    assert '"input_tokens":2,"cache_read_input_tokens":4' in begun
+    upstream.message = lambda _: None
     # The request of a repair finds the kept text in the server's cache.
     writes(upstream, RUDE, repaired=KIND[5:])
     assert "prompt_tokens_details" not in server.ask("The weather").json()["usage"]

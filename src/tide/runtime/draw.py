@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import aclosing
 from typing import Literal
 
@@ -151,11 +152,13 @@ def _texts_of_json(text: str, *, is_cut: bool) -> list[str]:
 
 def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
     """Return the parts of a passed answer to give out; new call ids replace the server's ids."""
-    calls = [
-        # Ids from a server are unscored text. Mistral's models require ids of 9 letters and digits.
-        call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
-        for number, call in enumerate(parts.tool_calls)
-    ]
+    calls = []
+    for number, call in enumerate(parts.tool_calls):
+        # Ids from a server are unscored text. Mistral's models require ids of 9 letters and digits;
+        # Kimi's read the id that they wrote, of the call's name and a number.
+        is_kimis = re.fullmatch(rf"functions\.{re.escape(call.name)}:[0-9]{{1,9}}", call.id)
+        id_ = call.id if is_kimis else f"{derive_seed(seed, 'call', number):09x}"[-9:]
+        calls.append(call.model_copy(update={"id": id_}))
     changes = {
         "reasoning": "" if settings.reasoning == "withheld" else parts.reasoning,
         "tool_calls": () if settings.tool_calls == "withheld" else tuple(calls),

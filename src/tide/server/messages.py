@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 from tide.core.chat import Text
 from tide.core.http import Rows, ServerFailed, parsed
+from tide.core.results import Usage
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
 from tide.server.schemas import TextOr, TextPart, Translated, Wire, function_of, text_of
@@ -185,7 +186,7 @@ class MessageShape:
         yield self._event("content_block_delta", delta={"type": "text_delta", "text": text})
 
     def end(self, number: int, rest: str, sent: Sent) -> Iterator[dict[str, Any]]:
-        yield from self._begin()
+        yield from self._begin(sent.usage)
         if self._has_text:
             if rest:
                 yield from self._text_events(rest)
@@ -211,11 +212,12 @@ class MessageShape:
     def failed(error: Refused) -> str:
         return event(error.for_messages())
 
-    def _begin(self) -> Iterator[dict[str, Any]]:
+    def _begin(self, usage: Usage | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the first event. usage: unknown if the answer has not ended."""
         if not self._has_begun:
             self._has_begun = True
-            unknown = _usage({"prompt_tokens": 0, "completion_tokens": 0})
-            fields = {"content": [], **self._end, "usage": unknown}
+            read = (usage or Usage())._replace(completion_tokens=0, completion_tokens_details={})
+            fields = {"content": [], **self._end, "usage": _usage(read._asdict())}
             yield {"type": "message_start", "message": self._message | fields}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
