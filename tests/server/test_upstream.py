@@ -65,7 +65,9 @@ def test_a_request_that_fails_fails_alone_and_soon(
                 code = response.json()["error"]["code"]
                 assert (response.status_code, code) == (500, "completion_error")
                 assert "x-should-retry" not in response.headers  # a cut stream may be whole next
-            assert sum(f"<{name}>" in str(body) for body in upstream.requests) <= 5
+            sent = sum(f"<{name}>" in str(body) for body in upstream.requests)
+            # The server may have closed an idle connection, so a broken one is tried twice.
+            assert sent == 2 if name == "resets" else sent <= 5
     assert time.monotonic() - began < 30
 
 

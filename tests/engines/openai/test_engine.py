@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from benchmarks.writing import completed
 
+from tests.engines.openai.faults import LIES, TOLD
 from tests.engines.openai.server import TextServer, data_of
+from tests.fakes import FakeScorer
 from tests.server.running import wait_until
+from tide import Detoxifier
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.results import FinishReason
@@ -216,6 +219,23 @@ def test_an_end_that_comes_too_early(
     assert any("min_tokens" in body for body in server.requests) != bool(options.get("strict"))
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_broken_off_text_is_no_repair(patient: bool, connect: Connect, server: TextServer) -> None:
+    """If the blamed word is banned, the model prefers to end: that is banned for some words."""
+    server.patient, server.favourite = patient, " dull"
+    engine = connect()
+    server.ends = lambda text: text.endswith(" is")
+    honest = server.written
+    server.written = lambda text, body: (  # type: ignore[method-assign]
+        honest(text, body) if "logit_bias" in body else ([" dull"] * body["max_tokens"], "length")
+    )
+    scorer = FakeScorer(lambda text: 0.9 if "dull" in text.lower() else 0.05)
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", preset="relative")
+    result = detox("The weather is", temperature=0.0)
+    assert result.trials[0].accepted
+    assert len(engine.tokenize([result.text])[0]) >= 5
+
+
 # Continued texts and chats
 
 
@@ -275,12 +295,6 @@ def test_what_fails_in_a_chat_that_is_one_block(
 # Models, addresses and options
 
 
-def test_a_model_that_the_server_does_not_list(connect: Connect, server: TextServer) -> None:
-    server.models = [{"id": "one"}, {"id": "two"}]
-    with pytest.raises(EngineError, match="has no model 'tiny'; set --model to one of: one, two"):
-        connect()
-
-
 @pytest.mark.parametrize(
     ("status", "answer", "model"),
     [
@@ -305,17 +319,42 @@ def test_lists_of_models(
     assert {body["model"] for body in server.requests} == {model}
 
 
-def test_base_url_with_a_path(server: TextServer) -> None:
-    paths: list[str] = []
+def answers(asked: str, status: int, answer: Any) -> dict[str, Any]:
+    """A server that answers so to paths with `asked`."""
+    return {"answer": lambda path, _: (status, answer) if asked in path else None}
 
-    def answer(path: str, _: Any) -> tuple[int, Any]:
-        paths.append(path)
-        return 404, {}
 
-    server.answer = answer
-    with pytest.raises(EngineError, match="cannot be used: HTTP 404 to /v1/chat/completions"):
-        OpenAIEngine("tiny", base_url=f"{server.url}/v1beta/openai/")
-    assert paths[:2] == ["/v1beta/openai/models", "/v1beta/openai/completions"]
+def repeats_the_prompt(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
+    return [text, " kind"], "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        pytest.param({"dialect": LIES["half an answer"]}, "without a finish", id="half an answer"),
+        pytest.param({"dialect": TOLD["an error"]}, "out of memory", id="an error"),
+        pytest.param({"written": repeats_the_prompt}, "repeats the prompt before", id="an echo"),
+        pytest.param(answers("/tokenize", 200, {"tokens": [-1]}), "tokens", id="a negative id"),
+        pytest.param(answers("/tokenize", 200, {"tokens": [2**40]}), "tokens", id="a large id"),
+        pytest.param(answers("/tokenize", 200, {"tokens": [3, 4]}), "tokens", id="another text"),
+        pytest.param(answers("/tokenize", 200, {}), "tokens", id="no ids"),
+        pytest.param(answers("/tokenize", 200, b"<html>"), "JSON", id="a page"),
+        pytest.param(
+            {"models": [{"id": "one"}, {"id": "two"}]},
+            "has no model 'tiny'; set --model to one of: one, two",
+            id="other models",
+        ),
+        pytest.param(
+            answers("/completions", 404, {}), "HTTP 404 to /v1/chat/completions", id="no paths"
+        ),
+    ],
+)
+def test_server_that_cannot_be_used(options: dict[str, Any], problem: str) -> None:
+    with (
+        TextServer(**options) as server,
+        pytest.raises(EngineError, match=f"^{server.url}: cannot be used: .*{problem}"),
+    ):
+        OpenAIEngine("tiny", base_url=server.url)
 
 
 def test_unreachable_server_at_start() -> None:
@@ -365,6 +404,11 @@ def test_bad_options(options: dict[str, Any], field: str) -> None:
     assert "password@" not in str(refused.value)
 
 
+def test_strategy_that_moves_embeddings_is_refused(text_engine: OpenAIEngine) -> None:
+    with pytest.raises(InputError, match=r"random-walk: moves prompt embeddings.*does not have"):
+        Detoxifier(text_engine, scorer=FakeScorer(), strategy="random-walk", preset="relative")
+
+
 # Requests under way
 
 ENDLESS = GREEDY.model_copy(update={"max_new_tokens": 50_000})
@@ -381,10 +425,7 @@ def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) ->
             await anext(pieces)
 
     asyncio.run(leave())
-    end = time.monotonic() + 30.0  # the whole text would take 40 s
-    while not server.left:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: server.left > 0, 30.0)  # the whole text would take 40 s
 
 
 def flood(events: list[dict[str, Any]]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls of an answer to a chat, in the formats of several servers."""
+"""Reasoning and tool calls of an answer to a chat; `tests/server/test_parts.py` has all wires."""
 
 from __future__ import annotations
 
@@ -46,41 +46,14 @@ def calls_of(parts: Parts) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in parts.tool_calls]
 
 
-SAID = Said(
-    "I look.\n\nNow.",
-    "They ask for a river, \U0001f600 and so on.",
-    [
-        ("find", '{"where": "the \\u0074own", "deep": [1, {"k\\"ey": "v"}]}'),
-        ("find", "{}"),
-        ("x", ""),
-    ],
-)
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_calls_and_reasoning_of_every_server(
-    text_engine: OpenAIEngine, upstream: TextServer, wire: str
+def test_fields_that_a_chat_asks_for_are_sent(
+    text_engine: OpenAIEngine, upstream: TextServer
 ) -> None:
-    upstream.message = lambda body: WIRES[wire](SAID)
-    text, parts, reason = answered(text_engine, Chat.of([USER], ASKS))
-    assert (text, parts.reasoning, reason) == (SAID.text, SAID.reasoning, "stop")
-    assert calls_of(parts) == list(SAID.calls)
-    assert [call.id for call in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
-
-
-def test_a_request_is_passed_on_as_it_is(text_engine: OpenAIEngine, upstream: TextServer) -> None:
+    """They cannot replace those that the engine sets."""
     upstream.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
-    asks = ASKS | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}
-    for turns in ([USER], TURNS):
-        for asked in ({}, ASKS, asks):
-            chat = Chat.of(turns, asked)
-            assert answered(text_engine, chat)[::2] == ("Fine.", "length")
-            body = upstream.requests[-1]
-            assert body["messages"] == turns
-            assert {name: body[name] for name in asks if name in body} == asked
-    # A chat's own fields cannot replace those that the engine sets.
-    assert answered(text_engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
-    assert upstream.requests[-1]["model"] == "tiny"
+    chat = Chat.of(TURNS, {**ASKS, "model": "other"})
+    assert answered(text_engine, chat)[::2] == ("Fine.", "length")
+    assert upstream.requests[-1].items() >= {**ASKS, "model": "tiny", "messages": TURNS}.items()
 
 
 def delta(**parts: Any) -> dict[str, Any]:
@@ -159,16 +132,6 @@ def test_what_is_no_answer(text_engine: OpenAIEngine, upstream: TextServer, even
     upstream.message = lambda body: [*events, END]
     with pytest.raises(CompletionError):
         answered(text_engine, Chat.of([USER], ASKS))
-
-
-@pytest.mark.parametrize("asks", [{}, {**ASKS, "tool_choice": "none"}])
-def test_calls_that_nobody_asked_for_are_refused(
-    text_engine: OpenAIEngine, upstream: TextServer, asks: dict[str, Any]
-) -> None:
-    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    upstream.message = lambda body: [calling(F), end]
-    with pytest.raises(CompletionError, match="called a tool although the request had no tools"):
-        answered(text_engine, Chat.of([USER], asks))
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from benchmarks.writing import completed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.engines.openai.faults import FAULTS
 from tests.engines.openai.server import DIALECTS, Events, TextServer, told
+from tests.generated import examples
+from tests.hostile import mutations
 from tide.core.chat import Chat
-from tide.core.errors import CompletionError, CompletionLateError, EngineError
+from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.openai import engine as engine_module
@@ -24,20 +27,8 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
 PROMPT = "The weather today is"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[TextServer]:
-    with TextServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def engine(server: TextServer) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("tiny", base_url=server.url) as engine:
-        yield engine
-
-
-def write(engine: OpenAIEngine, prompt: str, sampling: Sampling = GREEDY) -> Any:
-    (ids,) = engine.tokenize([prompt])
+def write(engine: OpenAIEngine, prompt: str | Chat, sampling: Sampling = GREEDY) -> Any:
+    (ids,) = engine.tokenize([engine.text_of(prompt)])
     return completed(engine, [ids], sampling, [0])[0]
 
 
@@ -68,13 +59,13 @@ def test_what_a_server_writes_is_read_in_its_dialect(options: dict[str, Any]) ->
             always_stops = dialect is DIALECTS["LocalAI"]
             assert completion.finish_reason == ("stop" if always_stops else reason)
         server.ends = lambda _: False
-        chat = engine.encode(engine.text_of(Chat.said("Who are you?")))
-        (answer,) = completed(engine, [chat.token_ids], GREEDY, [0])
-        assert len(answer.text.split()) > 2
+        assert len(write(engine, Chat.said("Who are you?")).text.split()) > 2
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-def test_halves_of_a_character_in_two_events(is_chat: bool) -> None:
+def test_halves_of_a_character_in_two_events(
+    is_chat: bool, upstream: TextServer, text_engine: OpenAIEngine
+) -> None:
     def tell(events: Events) -> Iterator[bytes]:
         texts = [" Good", " \ud83d", "\ude00", " day\ud83d", "\ude00\ud83d", "\ude00", ""]
         for text, event in zip(texts, events, strict=True):
@@ -85,53 +76,39 @@ def test_halves_of_a_character_in_two_events(is_chat: bool) -> None:
                 choice["text"] = text
         return told(*events)
 
-    with TextServer() as server, OpenAIEngine("tiny", base_url=server.url) as engine:
-        prompt = engine.text_of(Chat.said("Who are you?") if is_chat else PROMPT)
-        (ids,) = engine.tokenize([prompt])
-        server.dialect = tell
-        expected = " Good \U0001f600 day\U0001f600\U0001f600"
+    (ids,) = text_engine.tokenize([text_engine.text_of(Chat.said("kind") if is_chat else "kind")])
+    upstream.dialect = tell
 
-        async def read() -> list[Piece]:
-            return [piece async for piece in engine.write(Request(ids, GREEDY))]
+    async def read() -> list[Piece]:
+        return [piece async for piece in text_engine.write(Request(ids, GREEDY))]
 
-        pieces = asyncio.run(read())
-        assert engine.texts([[i for piece in pieces for i in piece.token_ids]]) == [expected]
-        assert pieces[-1].parts.reasoning == (expected if is_chat else "")
+    pieces = asyncio.run(read())
+    expected = " Good \U0001f600 day\U0001f600\U0001f600"
+    assert text_engine.texts([[i for piece in pieces for i in piece.token_ids]]) == [expected]
+    assert pieces[-1].parts.reasoning == (expected if is_chat else "")
 
 
-# Faults at one request of many
+# Streams that are changed at random
 
 
-def ask_all(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
-    rows = engine.tokenize(prompts)
-
-    async def ask() -> list[Any]:
-        requests = [engine.complete([Request(ids, GREEDY)]) for ids in rows]
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    return asyncio.run(ask())
-
-
-def test_a_request_that_is_not_answered_in_time() -> None:
-    with (
-        TextServer(faults={"broken": FAULTS["hangs"]}) as server,
-        OpenAIEngine("tiny", base_url=server.url, timeout=0.6) as engine,
-    ):
-        failed, other = ask_all(engine, ["A broken text", PROMPT])
-        assert isinstance(failed, CompletionLateError)
-        assert str(failed) == f"{server.url}: no answer within 0.6 seconds"
-        assert isinstance(other, list)
-
-
-def test_request_whose_connection_breaks_is_sent_twice(
-    server: TextServer, engine: OpenAIEngine
+@pytest.mark.attack
+@given(change=mutations(), is_chat=st.booleans())
+@settings(examples(50, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_changed_streams_are_a_text_or_an_error(
+    change: Callable[[Any], Any], is_chat: bool, upstream: TextServer, text_engine: OpenAIEngine
 ) -> None:
-    """The server may have closed an idle connection."""
-    server.faults = {"broken": FAULTS["resets"]}
-    failed, other = ask_all(engine, ["A broken text", PROMPT])
-    assert isinstance(failed, CompletionError)
-    assert isinstance(other, list)
-    assert sum("broken" in str(body.get("prompt")) for body in server.requests) == 2
+    upstream.dialect = lambda events: told(*change(events))
+    refusal, texts = "", []
+    try:
+        completion = write(text_engine, Chat.said("kind") if is_chat else "kind")
+        texts = [completion.text]
+    except CompletionError as error:
+        refusal = str(error)
+    for text in texts:
+        text.encode()  # no half of a character
+        assert len(completion.token_ids) <= 6
+    assert texts or refusal.startswith(upstream.url)
+    assert len(refusal.splitlines()) <= 1
 
 
 # A server that is gone

@@ -1,10 +1,17 @@
+"""Words of a text, and the tokens that are banned for a word."""
+
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.engines.openai.words import Words, words_of
+from tide.engines.base import MOST_SPELLINGS
+from tide.engines.openai.words import TokenSource, Words, words_of
 
 _RUNS = st.builds(
     str.__mul__, st.sampled_from([" ", "_", "'a", "\u2019a", "a", "."]), st.integers(0, 60)
@@ -64,3 +71,45 @@ def test_ends_word_once_a_letter_of_the_next_word_has_come() -> None:
     assert ends == [
         ([], False), (["Put"], False), ([], True), ([], True), ([" the"], False), (["."], True),
     ]  # fmt: skip
+
+
+# A vocabulary that spells some words letter by letter.
+SPELLED = [space + word for word in ("fine", "Fine", "FINE") for space in ("", " ", "\n\n", "  ")]
+VOCABULARY = ["\n", *SPELLED, *" aAdD", " a", " A", " \u05e9", *"\u05e9\u05dc\u4eba", " \u4eba"]
+
+
+async def tokenize(text: str) -> list[int]:
+    ids = []
+    while text:
+        token = max((token for token in VOCABULARY if text.startswith(token)), key=len)
+        ids.append(VOCABULARY.index(token))
+        text = text[len(token) :]
+    return ids
+
+
+async def detokenize(ids: Sequence[int]) -> str:
+    return "".join(VOCABULARY[token] for token in ids)
+
+
+def banned_for(word: str) -> list[str]:
+    source = TokenSource("here", tokenize, detokenize)
+    return [VOCABULARY[token] for token in asyncio.run(source.ids([word]))]
+
+
+@pytest.mark.parametrize(
+    ("word", "banned"),
+    [
+        (" ad", {" a", "a", "A", " A"}),
+        (" \u4eba\u4eba", {" \u4eba", "\u4eba"}),
+        (" \u05e9\u05dc", set()),  # its tokens are single letters: it is redrawn instead
+        ("\u05dc", set()),
+    ],
+)
+def test_what_is_banned_for_a_word(word: str, banned: set[str]) -> None:
+    assert set(banned_for(word)) == banned
+
+
+def test_few_spellings_are_banned_at_once() -> None:
+    first, *others = banned_for("  fine")
+    assert first == "  fine"
+    assert 5 <= len(others) < MOST_SPELLINGS
