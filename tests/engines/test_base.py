@@ -5,13 +5,17 @@ import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.writing import completed, likelihoods
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.byte_engine import ByteEngine
+from tests.generated import examples
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import scripted_engine
 from tide.core.chat import Chat
@@ -26,11 +30,13 @@ OWN = Sampling(max_new_tokens=4)
 
 
 class Words(Engine):
-    """A minimal engine: it repeats the prompt, token by token."""
+    """No more than what the docstring of `Engine` asks for: it repeats the prompt.
 
-    def __init__(self) -> None:
-        self.name, self.dim, self.dtype = "words", 4, torch.float32
-        self.context_length, self.max_batch = 16, 4
+    A model that is not called "words" fails.
+    """
+
+    def __init__(self, model: str = "words") -> None:
+        self.name = {"words": "words"}[model]
         self.left: list[Request] = []
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -51,31 +57,15 @@ class Words(Engine):
             self.left.append(request)
 
 
-class Minimal(Engine):
-    """No more than what its docstring asks for. A model named "" fails."""
-
-    def __init__(self, model: str) -> None:
-        self.name = {"m": model}[model]
-
-    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        return [[ord(letter) for letter in prompt] for prompt in prompts]
-
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return ["".join(map(chr, row)) for row in rows]
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        yield Piece(tuple(map(ord, " fine day.")), "stop")
-
-
 def test_a_minimal_engine_of_others() -> None:
-    here = f"{__name__}:Minimal"
-    with Detoxifier("m", engine=here) as detox:
-        assert detox("The weather").text == " fine day."
+    here = f"{__name__}:Words"
+    with Detoxifier("words", engine=here) as detox:
+        assert detox("The weather").text == " xxx xxxxxxx"
     with pytest.raises(EngineError, match=f"^engine '{here}' cannot be loaded: KeyError: ''$"):
         load_engine(here, "")
-    given: Any = Minimal
+    given: Any = Words
     with pytest.raises(InputError, match=r"^engine: must be a name, .*; pass an engine object"):
-        Detoxifier("m", engine=given)
+        Detoxifier("words", engine=given)
 
 
 def test_the_default_methods_are_enough_for_completions() -> None:
@@ -133,6 +123,31 @@ def test_what_an_engine_answers_is_looked_at(
     monkeypatch.setattr(Words, "_write", write)
     with Words() as engine, pytest.raises(EngineError, match=problem):
         completed(engine, [[1]], OWN)
+
+
+@examples(40, 5000)
+@given(st.text(st.sampled_from("a\u4e2d\U0001f600"), max_size=9), st.data())
+def test_a_text_may_be_cut_after_a_token_that_adds_something(
+    text: str, data: st.DataObject
+) -> None:
+    """Tokens hold any bytes, even the end of one character with the beginning of the next."""
+    encoded = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(encoded)))) | {0, len(encoded)})
+    tokens = [encoded[a:b] for a, b in pairwise(cuts)]
+
+    class Tokens(Words):
+        def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+            return [b"".join(tokens[i] for i in row).decode(errors="replace") for row in rows]
+
+    with Tokens() as engine:
+        (pieces,) = engine.token_texts([range(len(tokens))])
+    assert "".join(pieces) == text
+    for end, piece in enumerate(pieces, 1):
+        so_far = b"".join(tokens[:end]).decode(errors="replace")
+        if HALF in so_far:
+            assert not piece
+        else:
+            assert "".join(pieces[:end]) == so_far
 
 
 def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
@@ -254,5 +269,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
     ids=["empty", "long", "another width", "infinite"],
 )
 def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem: str) -> None:
-    with Words() as engine, pytest.raises(CompletionError, match=problem):
-        completed(engine, [prompt], OWN)
+    with Words() as engine:
+        engine.context_length, engine.dim = 16, 4
+        with pytest.raises(CompletionError, match=problem):
+            completed(engine, [prompt], OWN)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import json
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from tests.models import CONFIGS, CONTEXT, VOCAB, save_causal_lm, save_mamba
+from tests.models import CONFIGS, CONTEXT, VOCAB, ending_with, save_causal_lm, save_mamba
 from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
-from tide.engines.base import Engine, Request
+from tide.engines.base import Completion, Engine, Request
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = [
@@ -32,7 +34,14 @@ PROMPTS = [
     "kind",
     "is fine is fine is",
 ]
-GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
+LENGTH = 12
+
+
+def greedy(length: int = LENGTH, **options: Any) -> Sampling:
+    return Sampling(**{"temperature": 0.0, "max_new_tokens": length, **options})
+
+
+GREEDY = greedy()
 
 
 # Architectures that the tests of streams read, too.
@@ -51,27 +60,51 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_causal_lm(path, kind, bos=kind in ("llama", "gemma2"))
 
 
-def greedy_ids(engine: TransformersEngine, prompts: list[str] = PROMPTS) -> list[tuple[int, ...]]:
-    embeddings = engine.embed(prompts)
-    return [completion.token_ids for completion in completed(engine, embeddings, GREEDY)]
+@pytest.fixture(scope="module")
+def pocket() -> TransformersEngine:
+    return TransformersEngine("pocket")
 
 
-def test_greedy_equals_generate_from_ids(folder: Path) -> None:
+def written(
+    engine: TransformersEngine, sampling: Sampling = GREEDY, prompts: Sequence[str] = PROMPTS
+) -> list[Completion]:
+    return completed(engine, engine.embed(prompts), sampling)
+
+
+def generated(model: Any, ids: list[int], end: int, options: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that `generate` adds, without the token that ends the text."""
+    prompt = torch.tensor([ids])
+    whole = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=LENGTH, do_sample=False,
+        pad_token_id=2, eos_token_id=end, **options,
+    )  # fmt: skip
+    new = whole[0, len(ids) :].tolist()
+    return tuple(new[: new.index(end)] if end in new else new)
+
+
+def test_greedy_texts_are_those_of_generate(folder: Path) -> None:
     """Alone and left-padded in a batch, also with scaled embeddings (Gemma)."""
     engine = TransformersEngine(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    expected = []
-    for prompt in PROMPTS:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        ids = model.generate(
-            inputs.input_ids, attention_mask=inputs.attention_mask,
-            max_new_tokens=12, do_sample=False, pad_token_id=2,
-        )[0, inputs.input_ids.shape[1] :].tolist()  # fmt: skip
-        expected.append(tuple(ids[: ids.index(1)] if 1 in ids else ids))
-    assert len(set(expected)) > 1
-    assert greedy_ids(engine) == expected
-    assert [greedy_ids(engine, [prompt])[0] for prompt in PROMPTS] == expected
+    rows, seen = engine.tokenize(PROMPTS), set()
+    end = written(engine)[0].token_ids[2]
+    with ending_with(engine, end):
+        for options in (
+            {},
+            {"min_new_tokens": 7},
+            {"repetition_penalty": 1.3},
+            {"repetition_penalty": 0.8, "min_new_tokens": LENGTH},
+        ):
+            # A repetition penalty needs the prompt's ids.
+            prompts: Any = rows if "repetition_penalty" in options else engine.embed(PROMPTS)
+            sampling = greedy(**options)
+            expected = [generated(model, ids, end, options) for ids in rows]
+            together = [row.token_ids for row in completed(engine, prompts, sampling)]
+            assert together == expected
+            alone = [completed(engine, [prompt], sampling)[0].token_ids for prompt in prompts]
+            assert alone == expected
+            seen.add(tuple(expected))
+    assert len(seen) == 4
 
 
 def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
@@ -83,13 +116,13 @@ def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
     assert engine.model is model
     assert engine.name == str(path)
     assert "forward" not in vars(model.lm_head)
-    written = greedy_ids(engine)
-    assert written == greedy_ids(by_folder)
+    texts = written(engine)
+    assert texts == written(by_folder)
     weights = engine.weights
     with torch.no_grad():
         model.lm_head.weight.mul_(-1)
     changed = TransformersEngine(model)
-    assert greedy_ids(changed) != written
+    assert written(changed) != texts
     assert None is by_folder.weights != weights != changed.weights
 
 
@@ -97,36 +130,48 @@ def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
 def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     path = save_causal_lm(tmp_path, "llama")
-    plain = greedy_ids(TransformersEngine(path))
+    plain = written(TransformersEngine(path))
     config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
     engine = TransformersEngine(tuned)
     (ids,) = engine.tokenize(PROMPTS[:1])
-    ((first, *_), *_) = written = greedy_ids(engine)
-    assert written != plain
+    texts = written(engine)
+    assert texts != plain
     with torch.inference_mode():
-        assert int(tuned(torch.tensor([ids])).logits[0, -1].argmax()) == first
+        first = int(tuned(torch.tensor([ids])).logits[0, -1].argmax())
+    assert texts[0].token_ids[0] == first
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     prefixed = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), prompt)
     with pytest.raises(EngineError, match="its adapter is a prompt"):
         TransformersEngine(prefixed)
 
 
-@pytest.mark.parametrize("kind", [AutoModel, AutoModelForSequenceClassification])
-def test_loaded_model_without_a_head_for_text_is_refused(kind: Any, tmp_path: Path) -> None:
-    model = kind.from_pretrained(save_causal_lm(tmp_path, "llama"))
-    with pytest.raises(EngineError, match="writes no text; load it with AutoModelForCausalLM"):
-        TransformersEngine(model)
+class OfIds(GPT2LMHeadModel):
+    def forward(self, input_ids: Any = None, **options: Any) -> Any:
+        return super().forward(input_ids=input_ids)
 
 
-def test_loaded_model_that_takes_no_embeddings_is_refused(tmp_path: Path) -> None:
-    class OfIds(GPT2LMHeadModel):
-        def forward(self, input_ids: Any = None, **options: Any) -> Any:
-            return super().forward(input_ids=input_ids)
+class OfMore(GPT2LMHeadModel):
+    """A model whose blocks get more than embeddings."""
 
-    model = OfIds.from_pretrained(save_causal_lm(tmp_path, "gpt2"))
-    with pytest.raises(EngineError, match="its forward pass takes no inputs_embeds"):
+    def forward(self, inputs_embeds: Any = None, **options: Any) -> Any:
+        x = None if inputs_embeds is None else 2 * inputs_embeds
+        return super().forward(inputs_embeds=x, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (AutoModel, "writes no text; load it with AutoModelForCausalLM"),
+        (AutoModelForSequenceClassification, "writes no text; load it with AutoModelForCausalLM"),
+        (OfIds, "its forward pass takes no inputs_embeds"),
+        (OfMore, "different logits"),
+    ],
+)
+def test_loaded_model_that_cannot_be_used(kind: Any, problem: str, tmp_path: Path) -> None:
+    model = kind.from_pretrained(save_causal_lm(tmp_path, "gpt2"))
+    with pytest.raises(EngineError, match=problem):
         TransformersEngine(model)
 
 
@@ -181,13 +226,12 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
     assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
 
 
-def test_bfloat16_is_near_float32_and_not_the_default() -> None:
-    pocket = TransformersEngine("pocket")
+def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine) -> None:
     assert pocket.device.type == "cuda" or pocket.dtype == torch.float32
     half = TransformersEngine("pocket", dtype="bfloat16", device="cpu")
     assert half.dtype == torch.bfloat16
     prompts = half.tokenize(PROMPTS)
-    completions = greedy_ids(half)
+    completions = [completion.token_ids for completion in written(half)]
     assert all(completions)
     measured = likelihoods(half, prompts, completions)
     assert measured == pytest.approx(likelihoods(pocket, prompts, completions), abs=0.05)
@@ -226,20 +270,6 @@ def test_folders_without_a_usable_model(tmp_path: Path) -> None:
         TransformersEngine(tmp_path)
     with pytest.raises(EngineError, match=r"inputs_embeds|key-value cache"):
         TransformersEngine(save_mamba(tmp_path))
-
-
-def test_a_model_that_writes_from_more_than_embeddings_is_refused(tmp_path: Path) -> None:
-    """Its blocks get the token ids, too."""
-    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-
-    def double(_: object, positional: Any, arguments: dict[str, Any]) -> Any:
-        if "inputs_embeds" in arguments:
-            arguments["inputs_embeds"] = 2 * arguments["inputs_embeds"]
-        return positional, arguments
-
-    engine.model.register_forward_pre_hook(double, with_kwargs=True)
-    with pytest.raises(EngineError, match="different logits"):
-        TransformersEngine(engine.model)
 
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
@@ -313,3 +343,78 @@ def test_without_a_network_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EngineError, match="the hub cannot be reached: no route"):
         TransformersEngine("missing/model")
     assert len(asked) == 1
+
+
+# Ends of texts
+
+
+def test_a_stop_string_may_span_tokens_and_end_inside_of_one(pocket: TransformersEngine) -> None:
+    (whole,) = written(pocket, greedy(24, min_new_tokens=24), PROMPTS[1:2])
+    ids = whole.token_ids
+    ends = [len(pocket.texts([ids[:n]])[0]) for n in range(len(ids) + 1)]
+    cuts = [(ends[first] - 1, ends[first + 2] - 1) for first in (3, 4, 7, 11)]
+    for begin, end in [(0, 2), *cuts]:
+        stops = ("never", whole.text[begin:end])
+        sampling = greedy(24, min_new_tokens=24, stop=stops)
+        (completion,) = written(pocket, sampling, PROMPTS[1:2])
+        assert completion.text == whole.text.partition(stops[1])[0]
+        assert completion.finish_reason == "stop"
+        count = len(completion.token_ids)
+        assert completion.token_ids == ids[:count]
+        assert ends[count] >= len(completion.text)
+        assert count == 0 or ends[count - 1] < len(completion.text)
+
+
+def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: TransformersEngine) -> None:
+    long = greedy(90, min_new_tokens=90)
+    before = pocket.forward_tokens
+    texts = [completion.text for completion in written(pocket, long)]
+    full = pocket.forward_tokens - before
+    written(pocket, long.model_copy(update={"stop": tuple(text[1:4] for text in texts)}))
+    assert pocket.forward_tokens - before - full < full / 3
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
+def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
+    """Whichever file names the second of the two tokens."""
+    folder = save_causal_lm(tmp_path, "gpt2")
+    with TransformersEngine(folder) as engine:
+        (whole,) = written(engine, GREEDY, PROMPTS[:1])
+        end = whole.token_ids[3]
+        name = engine.tokenizer.convert_ids_to_tokens(end)
+    file = folder / f"{where}.json"
+    fields = json.loads(file.read_text())
+    if where == "tokenizer_config":
+        fields["eos_token"] = name
+    elif where == "config":
+        fields["eos_token_id"] = end
+    else:
+        fields["eos_token_id"] = [2, end]
+    file.write_text(json.dumps(fields))
+    with TransformersEngine(folder) as engine:
+        assert {1, end} <= set(engine.stop_ids.tolist())
+        (text,) = written(engine, GREEDY, PROMPTS[:1])
+        ids = whole.token_ids[: whole.token_ids.index(end)]
+        assert text == Completion(engine.texts([ids])[0], ids, "stop")
+
+
+def test_an_end_that_the_model_does_not_embed_is_none(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "gpt2", markers=[f"<{n}>" for n in range(20)])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<turn>"})
+    tokenizer.save_pretrained(folder)
+    assert tokenizer.eos_token_id >= VOCAB
+    with TransformersEngine(folder) as engine:
+        assert engine.stop_ids.tolist() == [1]
+
+
+def test_control_tokens_do_not_vanish_from_a_text(tmp_path: Path) -> None:
+    folder = save_causal_lm(tmp_path, "llama", bos=True, markers=["<turn>"])
+    with TransformersEngine(folder) as engine:
+        (marker,) = engine.tokenizer.encode("<turn>", add_special_tokens=False)
+        ids = [*engine.tokenizer.encode("fine", add_special_tokens=False), marker, 0]
+        completion = engine.completion(ids, "length", 0, GREEDY)
+        assert completion.text == "fine<turn><s>"
+        assert engine.token_texts([ids])[0][-2:] == ["<turn>", "<s>"]
+        cut = engine.completion(ids, "length", 0, greedy(stop="<turn>"))
+        assert (cut.text, cut.finish_reason) == ("fine", "stop")

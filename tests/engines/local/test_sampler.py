@@ -73,35 +73,18 @@ def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
     assert stats.chisquare(drawn.numpy(), expected.numpy()).pvalue > 0.001
 
 
-def keep_likely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
-    return sampler_of(sampling, range(len(logits))).warp(logits)
-
-
-def test_top_k_and_top_p_by_hand() -> None:
-    logits = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).log()
-
-    def kept(top_k: int, top_p: float) -> list[int]:
-        return torch.isfinite(keep_likely(logits, top_k, top_p))[0].nonzero()[:, 0].tolist()
-
-    assert kept(0, 1.0) == [0, 1, 2, 3, 4]
-    assert kept(2, 1.0) == [0, 1]
-    assert kept(0, 0.6) == [0, 1]
-    assert kept(0, 0.75) == [0, 1, 2]
-    assert kept(0, 0.01) == [0]
-    assert kept(2, 0.6) == [0]  # the nucleus is taken of what top-k left: 0.5 / 0.7 > 0.6
-    assert kept(99, 1.0) == [0, 1, 2, 3, 4]
-
-
-def test_matches_the_filters_of_transformers() -> None:
+@pytest.mark.parametrize("top_k", [0, 1, 50, 999])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.01])
+def test_filters_are_those_of_transformers(top_k: int, top_p: float) -> None:
+    """The nucleus is taken of what top-k left."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     logits = 2 * torch.randn(16, 200, generator=torch.Generator().manual_seed(0))
-    ours = keep_likely(logits, 50, 0.9)
+    sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
     ids = torch.zeros(16, 1, dtype=torch.long)
-    theirs = TopPLogitsWarper(0.9)(ids, TopKLogitsWarper(50)(ids, logits))
-    assert torch.equal(ours, theirs)
-    assert math.isinf(float(ours.min()))
+    expected = TopKLogitsWarper(top_k)(ids, logits) if top_k else logits
+    expected = TopPLogitsWarper(top_p)(ids, expected)
+    assert torch.equal(sampler_of(sampling, range(16)).warp(logits), expected)
 
 
 def test_each_step_has_noise_of_its_own() -> None:

@@ -141,15 +141,27 @@ def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> No
     assert set(server.requests[-1]["logit_bias"]) == {"18", "19"}
 
 
-@pytest.mark.parametrize("options", [{"tokens": False}, {"biased": False}], ids=str)
+@pytest.mark.parametrize(
+    ("ability", "tokenizer"),
+    [
+        pytest.param("tokens", None, id="no ids"),
+        pytest.param("biased", None, id="no bias"),
+        pytest.param("tokens", "pocket", id="another model's ids"),
+    ],
+)
 def test_words_are_drawn_again_where_a_bias_does_not_work(
-    options: dict[str, Any], connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
+    ability: str,
+    tokenizer: str | None,
+    connect: Connect,
+    server: TextServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server.__dict__.update(options)
+    setattr(server, ability, False)
     with caplog.at_level(logging.WARNING, "tide"):
-        engine = connect()
+        engine = connect(tokenizer=tokenizer)
     assert "by redrawing text" in engine.capability_notes
-    assert ("does not work" in caplog.text) == ("biased" in options)
+    is_warned = "logit_bias with ids of the" in caplog.text and "does not work" in caplog.text
+    assert is_warned == (ability == "biased" or tokenizer is not None)
     written = held_back(engine)
     assert all(written)
     assert any(body["temperature"] > 0 for body in server.requests)  # redrawn hotter
@@ -185,18 +197,6 @@ def test_an_answer_is_not_drawn_again_without_end(connect: Connect, server: Text
     (completion,) = asyncio.run(engine.complete([request]))
     assert completion.finish_reason == "content_filter"
     assert len(completion.text.split()) == len(server.requests) == 200
-
-
-def test_a_named_tokenizer_of_another_model(
-    connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.tokens = False
-    with caplog.at_level(logging.WARNING, "tide"):
-        engine = connect(tokenizer="pocket")
-    assert "logit_bias with ids of the tokenizer pocket does not work" in caplog.text
-    held_back(engine)
-    with pytest.raises(InputError, match=r"tokenizer .*: cannot be read"):
-        connect(tokenizer="tests")
 
 
 # Ends before `min_new_tokens`
@@ -295,6 +295,11 @@ def test_what_fails_in_a_chat_that_is_one_block(
 # Models, addresses and options
 
 
+def answers(asked: str, status: int, answer: Any) -> dict[str, Any]:
+    """A server that answers so to paths with `asked`."""
+    return {"answer": lambda path, _: (status, answer) if asked in path else None}
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "model"),
     [
@@ -312,16 +317,11 @@ def test_what_fails_in_a_chat_that_is_one_block(
 def test_lists_of_models(
     status: int, answer: Any, model: str, connect: Connect, server: TextServer
 ) -> None:
-    server.answer = lambda path, _: (status, answer) if path == "/v1/models" else None
+    vars(server).update(answers("/v1/models", status, answer))
     engine = connect()
     assert engine.name == model
     assert all(texts(engine, GREEDY))
     assert {body["model"] for body in server.requests} == {model}
-
-
-def answers(asked: str, status: int, answer: Any) -> dict[str, Any]:
-    """A server that answers so to paths with `asked`."""
-    return {"answer": lambda path, _: (status, answer) if asked in path else None}
 
 
 def repeats_the_prompt(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
@@ -376,10 +376,7 @@ def test_unreachable_server_at_start() -> None:
 def test_server_that_is_busy_at_start_is_probed_later(
     path: str, status: int, connect: Connect, server: TextServer
 ) -> None:
-    def answer(asked: str, body: Any) -> tuple[Any, ...] | None:
-        return (status, {"error": "slow down"}) if asked == path else None
-
-    server.answer = answer
+    vars(server).update(answers(path, status, {"error": "slow down"}))
     engine = connect(required=False)
     assert not engine.available
     server.answer = lambda *_: None
@@ -396,6 +393,7 @@ def test_server_that_is_busy_at_start_is_probed_later(
         ({"base_url": "http://a", "max_batch": 10**9}, "max_batch"),
         ({"base_url": "http://a", "deadline": 0}, "deadline"),
         ({"base_url": "http://a", "timeout": float("nan")}, "timeout"),
+        ({"base_url": "http://a", "tokenizer": "tests"}, "tokenizer tests: cannot be read"),
     ],
 )
 def test_bad_options(options: dict[str, Any], field: str) -> None:

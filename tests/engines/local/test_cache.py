@@ -1,4 +1,4 @@
-"""A text that is continued is read once, and goes on as without the cache."""
+"""The cache of running rows, and that of texts that are continued."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from transformers import Gemma2Config
 
 from tests.models import _COMMON, _WIDTH, CONFIGS, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
-from tide.engines.local.cache import PrefixCache
+from tide.engines.local.cache import KeyValueCache, Pair, PrefixCache
 from tide.engines.local.engine import TransformersEngine, reads_alike
 from tide.engines.local.stream import Forward
 
@@ -105,3 +106,44 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
     assert reads_alike(Forward(llama.model), x)
     assert not reads_alike(Deaf(llama.model), x)
     assert PrefixCache(0).begin() is None
+
+
+# Running rows
+
+LAYERS, HEADS, WIDTH = 2, 2, 3
+
+
+def layer_states(rows: int, tokens: int) -> list[Pair]:
+    """Keys and values of each layer."""
+    states = torch.ones(rows, HEADS, tokens, WIDTH)
+    return [(states, states)] * LAYERS
+
+
+def test_the_store_does_not_grow_with_the_steps() -> None:
+    """However many rows come and go, columns for the longest row and some spare ones suffice."""
+    cache = KeyValueCache(8)
+    for _ in range(30):
+        cache.fill(layer_states(1, 10), cache.add([10], layer_states(1, 1)))
+        for _ in range(40):
+            cache.step()
+            pairs = layer_states(cache.padded_count, 1)
+            for layer, pair in zip(cache.model_cache.layers, pairs, strict=True):
+                layer.update(*pair)
+            cache.end += 1
+        if cache.count > 1:
+            cache.select(cache.without([0]))
+    assert cache.columns < 200
+    assert cache.stores[0][0].shape[0] <= 8
+
+
+def test_a_cache_is_freed_without_a_garbage_collection() -> None:
+    """Collections are rare, and a baseline makes a cache of gigabytes for every few prompts."""
+    cache = KeyValueCache()
+    cache.add([3, 5], layer_states(2, 5))
+    keys = weakref.ref(cache.stores[0][0])
+    gc.disable()
+    try:
+        del cache
+        assert keys() is None
+    finally:
+        gc.enable()
