@@ -4,68 +4,43 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import KEY
+from tests.engines.openai.server import TextServer
 from tests.server.processes import serving
 
 pytestmark = pytest.mark.clients
 
-CLEAN = "The weather is fine. Bring 2 coats, Anna."
-SAYS = {"clean": CLEAN, "failing": f"{CLEAN} You idiot. Bye."}
+CLEAN = "The weather is fine. Bring 2 coats, Anna. "
+SAYS = {"clean": CLEAN, "failing": f"{CLEAN}You idiot. Bye. "}
 MASTER, BLOCKED = "sk-of-the-proxy", "(blocked)"
 
 
-class Upstream(BaseHTTPRequestHandler):
-    """OpenAI's chat completions: says `SAYS[the last message]`, or calls a tool with it."""
+def written(chat: str, _: dict[str, Any]) -> tuple[list[str], str]:
+    """Say what the last message asks for."""
+    (asked,) = (name for name in SAYS if f"user: {name}" in chat)
+    return [f"{word} " for word in SAYS[asked].split()], "stop"
 
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        text = SAYS[asked["messages"][-1]["content"]]
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if asked.get("tools"):
-            call = {"name": "ask", "arguments": json.dumps({"what": text})}
-            calls = [{"index": 0, "id": "call_1", "type": "function", "function": call}]
-            message = {"role": "assistant", "content": None, "tool_calls": calls}
-        self.send_response(200)
-        if not asked.get("stream"):
-            self.answer("application/json", json.dumps(self.chunk("message", message, "stop")))
-            return
-        deltas = [{"content": f"{word} "} for word in text.split()]
-        chunks = [
-            self.chunk("delta", delta) for delta in (deltas if message["content"] else [message])
-        ]
-        chunks.append(self.chunk("delta", {}, "stop"))
-        events = "".join(f"data: {json.dumps(one)}\n\n" for one in chunks)
-        self.answer("text/event-stream", f"{events}data: [DONE]\n\n")
 
-    def chunk(self, name: str, content: Any, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, name: content, "finish_reason": reason}
-        kind = "chat.completion" if name == "message" else "chat.completion.chunk"
-        return {"id": "x", "object": kind, "created": 1, "model": "m", "choices": [choice]}
-
-    def answer(self, kind: str, text: str) -> None:
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None: ...
+def called(_: str, body: Any) -> tuple[int, Any] | None:
+    """Call a tool, if there is one, with what the last message asks for."""
+    if not (body or {}).get("tools"):
+        return None
+    arguments = json.dumps({"what": SAYS[body["messages"][-1]["content"]]})
+    function = {"name": "ask", "arguments": arguments}
+    call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return 200, {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+    with TextServer(written=written, answer=called) as server:
+        yield f"{server.url}/v1"
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +82,7 @@ def said(client: Any, asked: str, **more: Any) -> str:
         if "toxicity 1.00" not in str(error):
             raise
         return BLOCKED
-    return "".join(delta or "" for delta in deltas).strip()
+    return "".join(delta or "" for delta in deltas)
 
 
 @pytest.mark.parametrize("stream", [False, True])
