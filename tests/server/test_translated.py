@@ -197,16 +197,18 @@ def test_call_that_is_cut_is_said_to_be(api: Any, upstream: TextServer, reason: 
     assert api.shown(api.streamed(tools=[api.tool])[1]) == api.shown(whole)
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(422, "invalid_request_error"), (500, "api_error"), (529, "overloaded_error")],
+)
 def test_error_of_the_server_names_the_fields_of_the_client(
-    server: Running, upstream: TextServer
+    status: int, kind: str, server: Running, upstream: TextServer
 ) -> None:
     error = {"message": "response_format: no schema; max_tokens", "param": "response_format.schema"}
-    upstream.answer = lambda path, body: (529, {"error": error}) if body else None
-    with pytest.raises(openai.InternalServerError, match=r"text\.format: no schema; max_output_"):
+    upstream.answer = lambda path, body: (status, {"error": error}) if body else None
+    with pytest.raises(openai.APIStatusError, match=r"text\.format: no schema; max_output_"):
         Responses(server.url).whole()
-    with pytest.raises(
-        anthropic.APIStatusError, match=r"overloaded_error.*output_config\.format\.s"
-    ):
+    with pytest.raises(anthropic.APIStatusError, match=rf"{kind}.*output_config\.format\.s"):
         Messages(server.url).whole()
 
 

@@ -134,7 +134,8 @@ class Refused(Exception):
 
     def for_messages(self) -> dict[str, Any]:
         """Return the error in Anthropic's format."""
-        error = self.body | {"type": _ANTHROPIC_KINDS.get(self.status, "api_error")}
+        usual = "invalid_request_error" if self.status < 500 else "api_error"
+        error = self.body | {"type": _ANTHROPIC_KINDS.get(self.status, usual)}
         if self.param == "thread":  # Anthropic's tool runner then sends whole conversations
             error["details"] = {"error_code": "thread_unsupported_request"}
         return {"type": "error", "error": error}
@@ -190,12 +191,10 @@ _GOOGLE_STATUS = {
     504: "DEADLINE_EXCEEDED",
 }
 _ANTHROPIC_KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
