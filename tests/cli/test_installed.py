@@ -38,9 +38,6 @@ def rows(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(narrow(capsys).replace("│", " ").split())
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy.py"
-
-
 def test_methods_lists_every_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,18 +107,6 @@ def test_judges_follow_the_grammar_of_scorers() -> None:
     assert options.judges(None) == []
     with pytest.raises(InputError, match="--judges: an empty entry"):
         options.judges(["pocket,,lexicon"])
-
-
-def test_run_takes_classes_by_path(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("run", "What a load of", "--max-new-tokens", 5, "--strategy")
-    command += (f"{EXAMPLE}:OneJump:count=6,mu_relative=1.5",)
-    engine = ("--engine", "tide.engines.local.engine:TransformersEngine")
-    scorer = ("--scorer", "max:pocket,tests.scorers.test_load:Tuned:level=0.1")
-    assert tide(*command, *engine, *scorer) == 0
-    assert "max:pocket@" in capsys.readouterr().out
-    assert tide("run", "Hi", "--strategy", f"{EXAMPLE}:OneJump:count=0") == 1
-    err = capsys.readouterr().err
-    assert "OneJump: count: Input should be greater than or equal to 1" in err.replace("\n", "")
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])

@@ -78,18 +78,6 @@ def test_run_reads_standard_input(
     assert "standard input: holds no prompts" in capsys.readouterr().err
 
 
-def test_run_counts_refused_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scorer = mine(tmp_path, "0.95 if 'rude' in text else 0.0")
-    command = ["run", "a rude prompt", PROMPTS[0], "-s", scorer, "--refuse-prompt-above", "0.9"]
-    output = tmp_path / "out.jsonl"
-    for more in ([], ["-o", output]):
-        assert tide(*command, *more) == 1
-        said = words(capsys.readouterr().err)
-        assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
-        assert "1 of 2 prompts failed (see above), 1 of them because the prompt itself is" in said
-    assert len(output.read_text().splitlines()) == 1
-
-
 def test_run_writes_a_file_with_a_judge(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,11 +203,22 @@ def test_bad_input_is_one_clear_line(
     assert message in line
 
 
-def test_bad_prompts_fail_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("run", "", "word " * 300, PROMPTS[0], "--format", "text") == 1
-    out, err = capsys.readouterr()
-    _, empty, long, summary = err.splitlines()
-    assert "id 0: empty" in empty
-    assert "256 tokens" in long
-    assert summary == "error: 2 of 3 prompts failed (see above)"
-    assert len(out.splitlines()) == 1
+def test_bad_and_refused_prompts_fail_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorer = mine(tmp_path, "0.95 if 'rude' in text else 0.0")
+    command = ["run", "", "word " * 300, "a rude prompt", PROMPTS[0], "-s", scorer]
+    command += ["--refuse-prompt-above", "0.9"]
+    output = tmp_path / "out.jsonl"
+    for more in (["--format", "text"], ["-o", output]):
+        assert tide(*command, *more) == 1
+        out, err = capsys.readouterr()
+        _, *failed, summary = err.splitlines()
+        said = words(" ".join(failed))
+        assert "id 0: empty" in said
+        assert "256 tokens" in said
+        assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
+        ended = "error: 3 of 4 prompts failed (see above), 1 of them because the prompt itself is"
+        assert summary.startswith(ended)
+        written = output.read_text() if output.exists() else out
+        assert len(written.splitlines()) == 1
