@@ -35,6 +35,12 @@ def half_judge(name: str = "kind") -> FakeScorer:
     return FakeScorer(lambda text: read([text])[0] / 2, name=name)
 
 
+def engine_named(name: str) -> ScriptedEngine:
+    engine = scripted_engine()
+    engine.name = name
+    return engine
+
+
 class WordCount:
     """A reference that finds every word of a completion equally likely."""
 
@@ -59,27 +65,11 @@ def word_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WordCount, "weights", None)
 
 
-def run(
-    out: Path,
-    spec: str = "tide",
-    rows: list[Row] = ROWS,
-    judges: Any = (),
-    engine: ScriptedEngine | None = None,
-    scorer: Any = None,
-    reference: Any = "none",
-    **more: Any,
-) -> Run:
+def run(out: Path, spec: str = "tide", rows: list[Row] = ROWS, **options: Any) -> Run:
     """Evaluate one method with texts that contain their own toxicity."""
-    (made,) = evaluate(
-        Benchmark("mine", "mine.jsonl", rows),
-        [spec],
-        model=engine or scripted_engine(),
-        scorer=scorer or ReadingScorer(),
-        judges=judges,
-        reference=reference,
-        out=out,
-        **more,
-    )
+    usual = {"model": scripted_engine(), "scorer": ReadingScorer(), "reference": "none"}
+    benchmark = Benchmark("mine", "mine.jsonl", rows)
+    (made,) = evaluate(benchmark, [spec], out=out, **(usual | options))
     return made
 
 
@@ -114,7 +104,7 @@ def test_evaluate_writes_a_run_folder(tmp_path: Path) -> None:
     # The same call again repeats nothing; `test_faults` interrupts calls.
     before = (tmp_path / "tide/records.jsonl").read_bytes()
     engine = scripted_engine()
-    run(tmp_path, engine=engine)
+    run(tmp_path, model=engine)
     assert engine.requests == []
     assert (tmp_path / "tide/records.jsonl").read_bytes() == before
 
@@ -125,8 +115,8 @@ def test_extending_a_run_generates_only_what_is_missing(tmp_path: Path) -> None:
     run(tmp_path / "a", rows=ROWS[:2], judges=first, reference="words", num_trials=2)
     sent = len(first.texts)
     engine = scripted_engine()
-    run(tmp_path / "a", rows=ROWS[:2], judges=[first, second], num_trials=2, engine=engine)
-    run(tmp_path / "a", rows=ROWS[:2], reference=["words", "more"], num_trials=2, engine=engine)
+    run(tmp_path / "a", rows=ROWS[:2], judges=[first, second], num_trials=2, model=engine)
+    run(tmp_path / "a", rows=ROWS[:2], reference=["words", "more"], num_trials=2, model=engine)
     assert (engine.requests, len(first.texts)) == ([], sent)
     assert second.texts
     assert WordCount.measured == ["words"] * 4 + ["more"] * 4
@@ -171,7 +161,7 @@ def test_more_trials_that_all_fail_are_refused_with_their_error(tmp_path: Path) 
 
     run(tmp_path, "base", num_trials=1)
     with pytest.raises(InputError, match="all prompts failed; id 0: the server refused it"):
-        run(tmp_path, "base", num_trials=2, engine=ScriptedEngine(fails))
+        run(tmp_path, "base", num_trials=2, model=ScriptedEngine(fails))
 
 
 def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
@@ -207,7 +197,7 @@ def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
 
     picky = FakeScorer(score, name="kind")
     rows = [*ROWS, Row("none", " ")]
-    made = run(tmp_path, "base", rows, picky, reference="auto", progress=progress)
+    made = run(tmp_path, "base", rows, judges=picky, reference="auto", progress=progress)
     told = [(name, *arguments[:2]) for name, arguments, _ in progress.mock_calls if arguments]
     assert "pass a model with --reference FOLDER_OR_HUB_ID" in told[0][1]
     assert [event for event in told if event[0] in ("begin", "failed")] == [
@@ -227,7 +217,10 @@ def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_name": "other"}, "was made with model = 'scripted', this run has 'other'"),
+        (
+            {"model": engine_named("other")},
+            "made with model = 'scripted', this run has 'other'",
+        ),
         ({"protocol": "rad"}, r"was made with protocol.name = 'tide', this run has 'rad'"),
         ({"rows": [Row(0, "something else")]}, "record 0 was made from another prompt"),
         ({"rows": [Row("a", "other"), Row("b", "file")]}, "has record 0, an id that the input"),
@@ -239,9 +232,6 @@ def test_resume_refuses_another_configuration(
 ) -> None:
     run(tmp_path, "base")
     before = (tmp_path / "base/records.jsonl").read_bytes()
-    if name := change.pop("model_name", None):
-        change["engine"] = scripted_engine()
-        change["engine"].name = name
     with pytest.raises(InputError, match=message + ".*--overwrite"):
         run(tmp_path, "base", **change)
     assert (tmp_path / "base/records.jsonl").read_bytes() == before
@@ -306,9 +296,8 @@ def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
     """Of the model, and of a reference; size, name and time of the file are the same."""
     folder = tmp_path / "model"
     shutil.copytree(FOLDERS["pocket"], folder)
-    engine = scripted_engine()
-    engine.name = str(folder)
-    run(tmp_path / "a", "base", ROWS[:2], engine=engine)
+    engine = engine_named(str(folder))
+    run(tmp_path / "a", "base", ROWS[:2], model=engine)
     WordCount.weights = "before"
     run(tmp_path / "b", "base", ROWS[:2], reference="words")
     weights = next(folder.glob("*.safetensors"))
@@ -317,7 +306,7 @@ def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
     weights.write_bytes(content)
     os.utime(weights, ns=(time, time))
     with pytest.raises(InputError, match=r"was made with weights = .*--overwrite"):
-        run(tmp_path / "a", "base", engine=engine)
+        run(tmp_path / "a", "base", model=engine)
     WordCount.weights = "after"
     with pytest.raises(InputError, match="has perplexities by other weights of words"):
         run(tmp_path / "b", "base", reference="words")

@@ -93,22 +93,22 @@ def test_resume_after_kill_9(fresh: Callable[[], Path], unbroken: Path, point: f
 
 
 @points
-@given(st.integers(1, 40), st.sampled_from(["engine", "scorer", "judges"]))
+@given(st.integers(1, 40), st.sampled_from(["model", "scorer", "judges"]))
 def test_resume_after_a_failing_call(
     fresh: Callable[[], Path], unbroken: Path, number: int, who: str
 ) -> None:
     out, calls = fresh(), count(1)
     parts: dict[str, Any] = {
-        "engine": scripted_engine(max_batch=4),
+        "model": scripted_engine(max_batch=4),
         "scorer": ReadingScorer(),
         "judges": half_judge(),
     }
-    name = "complete" if who == "engine" else "score"
+    name = "complete" if who == "model" else "score"
     works = getattr(parts[who], name)
 
     def dies(*arguments: Any) -> Any:
         if next(calls) >= number:
-            raise EngineError("gone") if who == "engine" else TimeoutError("gone")
+            raise EngineError("gone") if who == "model" else TimeoutError("gone")
         return works(*arguments)
 
     setattr(parts[who], name, dies)

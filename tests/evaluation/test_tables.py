@@ -19,7 +19,12 @@ TABLE = Table(
     name="toy",
     title="50% & more",
     columns=[Column("method"), Column("rate", 2, interval=True), Column("p", form="p")],
-    rows=[["a_b|c", Estimate(0.5, 0.4, 0.62), 0.00001], ["d", Estimate(0.25), None]],
+    rows=[
+        ["a_b|c", Estimate(0.5, 0.4, 0.62), 0.00001],
+        ["d", Estimate(0.25), None],
+        ["e", Estimate(math.nan), math.nan],
+        ["f", None, 0.5],
+    ],
     notes=["a note"],
 )
 
@@ -78,16 +83,6 @@ def test_names_are_escaped_in_every_format(name: str) -> None:
         assert r"\$x\_1\$ \& 5\%" in latex
 
 
-def test_missing_value_is_a_dash() -> None:
-    columns = [Column("method"), Column("rate", interval=True), Column("ppl")]
-    made = Table("toy", "t", columns, [["a", None, math.nan], ["b", Estimate(math.nan), 1.0]])
-    assert made.cells == [["a", "-", "-"], ["b", "-", "1.000"]]
-    for text in (tables.to_markdown(made), tables.to_latex(made)):
-        assert "nan" not in text.lower()
-        assert "None" not in text
-    assert tables.to_csv(made).splitlines()[1] == "a,,"
-
-
 def test_table_in_each_format() -> None:
     """CSV keeps all digits and both ends of intervals."""
     assert tables.to_markdown(TABLE).splitlines() == [
@@ -97,6 +92,8 @@ def test_table_in_each_format() -> None:
         "|:---------|-----------:|------:|",
         r"| a_b\|c   | 0.50 ±0.11 | 1e-05 |",
         "| d        |       0.25 |     - |",
+        "| e        |          - |     - |",
+        "| f        |          - | 0.500 |",
         "",
         "a note.",
     ]
@@ -104,12 +101,15 @@ def test_table_in_each_format() -> None:
     for part in (r"\begin{tabular}{lrr}", r"a\_b|c & 0.50 ±0.11 & 1e-05 \\"):
         assert part in text
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-    first, second = read_csv(TABLE)
+    assert "nan" not in text
+    assert "None" not in text
+    first, second, third, _ = read_csv(TABLE)
     assert list(first.items()) == [
         *(("method", "a_b|c"), ("rate", "0.5"), ("rate low", "0.4"), ("rate high", "0.62")),
         ("p", "1e-05"),
     ]
     assert (second["rate"], second["rate low"], second["p"]) == ("0.25", "", "")
+    assert (third["rate"], third["p"]) == ("", "")
 
 
 def test_slug_is_a_name_of_a_file() -> None:
