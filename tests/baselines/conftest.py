@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.baselines.stand_ins import World, save_random_artefacts, use_short_prefixes
+from tests.baselines.plain import World, save_random_artefacts, use_short_prefixes
 from tests.models import save_causal_lm
 from tide.baselines.base import FitSettings
 from tide.baselines.fit import FitTask, Labelled

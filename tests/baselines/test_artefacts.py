@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.baselines.conftest import make_world
-from tests.baselines.stand_ins import World
+from tests.baselines.plain import World
 from tests.models import save_causal_lm
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.artefacts import fit_width, load_artefact, save_artefact

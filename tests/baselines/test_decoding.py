@@ -9,7 +9,7 @@ import pytest
 from benchmarks.writing import completed
 
 from tests.baselines.conftest import with_nightly
-from tests.baselines.stand_ins import STRENGTHS, WARP_FIRST, World, at
+from tests.baselines.plain import STRENGTHS, WARP_FIRST, World, at
 from tests.models import ending_with
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.base import Baseline

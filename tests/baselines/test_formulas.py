@@ -1,4 +1,4 @@
-"""Losses, and rules that `stand_ins` does not recompute, on cases computed by hand."""
+"""Losses, and rules that `plain` does not recompute, on cases computed by hand."""
 
 from __future__ import annotations
 

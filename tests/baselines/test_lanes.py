@@ -11,7 +11,7 @@ import torch
 from benchmarks.writing import completed
 
 from tests.baselines.conftest import with_nightly
-from tests.baselines.stand_ins import STRENGTHS, World
+from tests.baselines.plain import STRENGTHS, World
 from tests.models import ending_with
 from tide.baselines.decoding import DecodingBaseline
 from tide.baselines.lanes import SteeredLane

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from tests.baselines.conftest import with_nightly
-from tests.baselines.stand_ins import STRENGTHS, World, at
+from tests.baselines.plain import STRENGTHS, World, at
 from tests.models import ending_with
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings

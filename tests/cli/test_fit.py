@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
+from tests.baselines.plain import STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import REGISTRY, load_baseline
