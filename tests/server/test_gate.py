@@ -251,9 +251,7 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         held.go.set()
 
 
-def test_requests_that_outlast_the_drain_end_with_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_request_that_outlasts_the_drain(caplog: pytest.LogCaptureFixture) -> None:
     held = Held()
     answers: list[httpx.Response] = []
     body = {"prompt": "x", "stream": True}

@@ -98,9 +98,7 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(("mode", "method"), [("enforce", "answer"), ("monitor", "draft")])
-def test_a_stream_that_the_answer_does_not_continue_ends_with_an_error(
-    mode: Mode, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_of_another_text(mode: Mode, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Babbler(0.0), RudeScorer(), mode=mode, **BACKTRACK) as server:
         detox = server.policies.table.policies["default"].detox
         answer = getattr(detox, method)
@@ -194,7 +192,7 @@ def test_a_toxic_prompt_is_refused_where_that_is_asked(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(("languages", "language"), [(("en",), "de"), (None, None)])
-def test_an_answer_names_a_language_that_the_scorer_does_not_read(
+def test_answer_in_an_unread_language(
     languages: tuple[str, ...] | None, language: str | None
 ) -> None:
     german = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"
@@ -205,9 +203,7 @@ def test_an_answer_names_a_language_that_the_scorer_does_not_read(
         assert server.metric(counter) == (language is not None)
 
 
-def test_server_does_not_start_without_the_language_detection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_start_without_the_language_detection(monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> None:
         raise FileNotFoundError("No usable temporary directory found")
 

@@ -160,9 +160,7 @@ def test_an_unknown_attribute_blocks_and_is_named() -> None:
         )),
     ],
 )  # fmt: skip
-def test_what_fails_or_cannot_be_read_is_blocked(
-    server: Running, surfaces: dict[str, Any], expected: str
-) -> None:
+def test_action_for_each_content(server: Running, surfaces: dict[str, Any], expected: str) -> None:
     assert action(server, **surfaces) == expected
 
 
@@ -211,9 +209,7 @@ def test_guardrail_judges_more_texts_than_one_scoring_request_may_have() -> None
 
 
 @pytest.mark.parametrize(("threshold", "flagged"), [(0.2, True), (0.4, False)])
-def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy(
-    threshold: float, flagged: bool
-) -> None:
+def test_threshold_of_guardrail_and_moderation(threshold: float, flagged: bool) -> None:
     with running(scorer=FakeScorer(lambda _: 0.3), toxicity_threshold=threshold) as server:
         assert action(server, CLEAN) == ("BLOCKED" if flagged else "NONE")
         answer = server.post("/v1/moderations", {"input": CLEAN}).json()

@@ -90,9 +90,7 @@ def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("texts", [False, True])
-def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
-    texts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_of_the_log(texts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = tmp_path / "monitor.jsonl"
     with (
         caplog.at_level(logging.INFO),
@@ -113,9 +111,7 @@ def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
     assert not any("wombat" in line or "idiot" in line for line in logged)
 
 
-def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_scorer_that_hangs_and_fails_changes_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
 
     def scorer(texts: list[str]) -> list[float]:
@@ -273,9 +269,7 @@ def test_a_text_that_fails_as_a_whole_would_be_rewound_to_its_beginning() -> Non
 
 @pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize(("text", "would_change"), [(" \n", True), (" 4", False), ("", False)])
-def test_a_text_without_visible_characters_would_be_withheld(
-    text: str, would_change: bool, in_pieces: bool
-) -> None:
+def test_forecast_of_invisible_text(text: str, would_change: bool, in_pieces: bool) -> None:
     engine = FakeEngine(text, context_length=None)
     with ServedDetoxifier(engine, scorer=RudeScorer(), **BACKTRACK) as detox:
         draft, pieces, forecast = asyncio.run(monitored(detox, "x", in_pieces))

@@ -69,7 +69,6 @@ def test_what_passes_is_given_out_as_the_model_said_it(serve: Serve, wire: str) 
     assert called(given) == list(FINE.calls)
     ids = [call["id"] for call in given["tool_calls"]]
     assert len({*ids, *(FINE.id_of(i) for i in range(2))}) == 4  # the model's ids are replaced
-    assert all(len(id_) == 9 and id_.isalnum() for id_ in ids)
     assert (given["content"], given["reasoning_content"]) == (FINE.text, FINE.reasoning)
     assert last["finish_reason"] == "tool_calls"
 
@@ -140,10 +139,8 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     refused = ask(server, seed=7, **more)
     assert_refused(refused)
     assert refused["tide"]["failed"] == failed
-    requests = [*upstream.requests]
-    assert len({body["seed"] for body in requests}) == len(requests) == 4
-    assert len({body["temperature"] for body in requests[1:]}) == 1
-    for body in requests:
+    assert len(upstream.requests) == 4
+    for body in upstream.requests:
         assert "logit_bias" not in body
         assert body.get("response_format") == more.get("response_format")
     deltas, last = streamed(server, **more)
@@ -159,9 +156,7 @@ def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     assert server.metric(changed) == before + 1
 
 
-def test_refusal_in_place_of_an_asked_form_is_scored_and_sent_as_one(
-    serve: Serve, upstream: TextServer
-) -> None:
+def test_refusal_in_place_of_an_asked_form(serve: Serve, upstream: TextServer) -> None:
     refusal = Said("I cannot help.", field="refusal")
     server = serve(refusal)
     choice = ask(server, **AS_JSON)
@@ -202,29 +197,25 @@ def test_escapes_are_resolved_in_the_form_that_a_field_of_the_server_asks_for(
     assert ask(server, tools=[], **form)["message"]["content"] == fine
 
 
-def test_completion_of_a_prompt_by_json_is_refused(serve: Serve) -> None:
-    server = serve(FINE)
-    for name in ("guided_json", "response_format"):
-        answer = server.post("/v1/completions", {"prompt": "A town", name: {"type": "json_object"}})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == name
-
-
 @pytest.mark.parametrize(
-    "plain", [{"guided_json": None}, {"grammar": ""}, {"response_format": {"type": "text"}}]
+    ("form", "is_json"),
+    [
+        ({"guided_json": {"type": "json_object"}}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"guided_json": None}, False),
+        ({"grammar": ""}, False),
+        ({"response_format": {"type": "text"}}, False),
+    ],
 )
-def test_field_that_asks_for_plain_text_changes_no_answer(
-    serve: Serve, plain: dict[str, Any]
-) -> None:
-    server = serve(FINE)
-    assert server.post("/v1/completions", {"prompt": "A town", **plain}).status_code == 200
-    chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **plain})
-    assert not chat.chat(forms_of(chat.for_server())).in_parts
+def test_prompt_is_not_completed_by_json(serve: Serve, form: dict[str, Any], is_json: bool) -> None:
+    answer = serve().post("/v1/completions", {"prompt": "A town", **form})
+    assert answer.status_code == (400 if is_json else 200)
+    assert not is_json or answer.json()["error"]["param"] in form
+    chat = ChatRequest.model_validate({"messages": [USER], **form})
+    assert chat.chat(forms_of(chat.for_server())).in_parts is is_json
 
 
-def test_escapes_are_resolved_in_the_form_that_a_policy_asks_for(
-    serve: Serve, upstream: TextServer
-) -> None:
+def test_escapes_in_the_form_of_a_policy(serve: Serve, upstream: TextServer) -> None:
     form = {"guided_json": {"type": "object"}}
     server = serve(Said(r'{"a": "\u0064ull"}'), server_fields=json.dumps(form))
     assert_refused(ask(server, tools=[]))
@@ -236,31 +227,24 @@ def test_escapes_are_resolved_in_the_form_that_a_policy_asks_for(
 
 @pytest.mark.parametrize("tools", [TOOLS, []])
 @pytest.mark.parametrize("said", [Said("Fine.", "A dull."), Said("<think>A dull.</think>Fine.")])
-def test_reasoning_is_treated_as_the_policy_says(
-    serve: Serve, said: Said, tools: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("treatment", "text", "thoughts"),
+    [("scored", "", ""), ("ignored", "Fine.", "A dull."), ("withheld", "Fine.", "")],
+)
+def test_treatment_of_reasoning(
+    serve: Serve, said: Said, tools: Any, treatment: str, text: str, thoughts: str
 ) -> None:
-    names = ("scored", "ignored", "withheld")
-    policies = {name: {"reasoning": name} for name in names}
-    path = written(tmp_path / "tide.yaml", policies=policies, default=names)
-    server = serve(said, policies=path)
-
-    def answer(policy: str) -> tuple[dict[str, Any], str, str]:
-        """The whole answer, and the text and the reasoning that were streamed."""
-        asked: dict[str, Any] = {"tools": tools, "tide": {"policy": policy}}
-        deltas, _ = streamed(server, **asked)
-        text = "".join(delta.get("content", "") for delta in deltas)
-        return ask(server, **asked), text, "".join(d.get("reasoning_content", "") for d in deltas)
-
-    refused, text, thoughts = answer("scored")
-    assert_refused(refused)
-    assert text == thoughts == ""
-    for policy, shown in (("ignored", "A dull."), ("withheld", "")):
-        whole, text, thoughts = answer(policy)
-        assert whole["message"]["content"] == text == "Fine."
-        assert whole["message"].get("reasoning_content", "") == thoughts == shown
+    server = serve(said, reasoning=treatment)
+    choice = ask(server, tools=tools)
+    message = choice["message"]
+    assert (message["content"], message.get("reasoning_content", "")) == (text, thoughts)
+    assert choice["finish_reason"] == ("stop" if text else "content_filter")
+    deltas, _ = streamed(server, tools=tools)
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thoughts
 
 
-def test_calls_are_treated_as_the_policy_says(serve: Serve) -> None:
+def test_treatment_of_calls(serve: Serve) -> None:
     calls = [("find", '{"a": "dull"}'), ("find", "no JSON")]
     server = serve(Said("Fine.", calls=calls), tool_calls="ignored")
     choice = ask(server)
@@ -273,23 +257,10 @@ def test_calls_are_treated_as_the_policy_says(serve: Serve) -> None:
     assert "tool_calls" not in choice["message"]
     assert {name for delta in streamed(server)[0] for name in delta} == {"role", "content"}
 
-    assert_refused(ask(serve(Said(calls=calls), tool_calls="withheld")))
-
 
 def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
     message = ask(serve(Said(calls=[("find", "")])))["message"]
     assert (message["content"], called(message)) == (None, [("find", "")])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("more", [{"tools": []}, {"tool_choice": "none"}, AS_JSON])
-def test_calls_that_nobody_asked_for_never_leave(
-    serve: Serve, more: dict[str, Any], stream: bool
-) -> None:
-    server = serve(Said("Fine.", calls=[("find", "{}")]))
-    failed = chat(server, **{"tools": TOOLS, "stream": stream, **more})
-    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "completion_error")
-    assert server.http.get("/ready").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -302,7 +273,7 @@ def test_calls_that_nobody_asked_for_never_leave(
         (Said("<think>Fine.</think>A dull."), True),
     ],
 )
-def test_a_monitored_answer_is_the_models_own(
+def test_monitored_calls_and_reasoning(
     serve: Serve, said: Said, changed: bool, tmp_path: Path
 ) -> None:
     log = tmp_path / "monitor.jsonl"
@@ -366,9 +337,7 @@ def called_before(arguments: str = "{}", result: str = "sunny") -> list[dict[str
         (said({"type": "thinking", "thinking": [{"type": "text", "text": "A dull one"}]}), True),
     ],
 )
-def test_prompt_is_scored_with_its_tool_calls_results_and_texts_beside_images(
-    serve: Serve, upstream: TextServer, turns: Any, refused: bool
-) -> None:
+def test_scored_prompt(serve: Serve, upstream: TextServer, turns: Any, refused: bool) -> None:
     answer = chat(serve(Said("Fine."), refuse_prompt_above=0.5), messages=turns)
     if refused:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter")

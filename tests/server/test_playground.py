@@ -291,9 +291,7 @@ def test_right_to_left_text_ends_on_the_left(page: Any) -> None:
     assert places[0] > places[1]
 
 
-def test_page_of_a_gateway_names_no_defaults_of_the_server_and_tells_a_cut_answer(
-    browser: Any,
-) -> None:
+def test_gateway_has_no_defaults_and_tells_a_cut_answer(browser: Any) -> None:
     with (
         TextServer(message=lambda _: WIRES["vLLM"](Said(f"{TEXT} They are {BAD}."))) as upstream,
         gateway(upstream, on_fail={"default": "block"}) as server,

@@ -298,7 +298,7 @@ def test_shadow_keeps_its_limits_where_a_request_lowers_them(tmp_path: Path) -> 
         wait_until(lambda: server.metric(shadowed) == 1, 20)
 
 
-def test_a_second_scorer_decides_while_the_first_is_down(
+def test_second_scorer_while_the_first_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backed = {"scorer": "dying", "on_scorer_failure": RUDE}

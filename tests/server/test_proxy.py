@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -63,9 +62,7 @@ def received(url: str, path: str, content: bytes) -> tuple[int, str | None, byte
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_monitored_answer_is_the_servers_byte_for_byte(
-    name: str, upstream: TextServer, server: Running
-) -> None:
+def test_monitored_bytes_are_the_servers(name: str, upstream: TextServer, server: Running) -> None:
     path, body = BODIES[name]
     if name == "tools":
         says(upstream, Said("I look.", calls=[("find", "{}")]))
@@ -106,9 +103,7 @@ def test_errors_of_the_server_are_passed_on(upstream: TextServer, server: Runnin
     assert server.http.post("/v1/completions", content=b"5").content == b"no JSON"
 
 
-def test_headers_are_passed_on_without_keys(
-    upstream: TextServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_lose_only_keys(upstream: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     seen: list[Any] = []
 
@@ -133,19 +128,6 @@ def test_headers_are_passed_on_without_keys(
     assert sent["traceparent"] == "00-1-2-01"
     assert sent["content-type"] == "text/x-json"
     assert sent["x-title"].encode("latin-1") == encoded["x-title"]
-
-
-def test_a_gone_server_is_said_after_some_seconds() -> None:
-    with TextServer() as upstream, gateway(upstream, deadline=0.5, mode="monitor") as server:
-        upstream.stop()
-        began = time.monotonic()
-        gone = server.ask("x")
-        assert (gone.status_code, gone.json()["error"]["code"]) == (503, "engine_error")
-        assert 0.4 < time.monotonic() - began < 10
-        assert server.http.get("/ready").status_code == 503
-        upstream.start()
-        wait_until(lambda: server.http.get("/ready").status_code == 200)
-        assert server.ask("x").status_code == 200
 
 
 OTHER_BODIES: dict[str, dict[str, Any]] = {
@@ -183,9 +165,7 @@ def answer_of(path: str, text: str, town: str, stream: bool) -> bytes:
 
 @whole_or_stream
 @other_apis
-def test_monitored_answers_of_other_apis_pass_and_are_forecast(
-    path: str, stream: bool, upstream: TextServer, server: Running
-) -> None:
+def test_other_apis_pass(path: str, stream: bool, upstream: TextServer, server: Running) -> None:
     asked: list[Any] = []
     said: list[bytes] = []
 
@@ -210,9 +190,7 @@ def test_monitored_answers_of_other_apis_pass_and_are_forecast(
 
 @whole_or_stream
 @other_apis
-def test_monitored_request_is_translated_for_a_server_without_its_path(
-    path: str, stream: bool, upstream: TextServer, server: Running
-) -> None:
+def test_missing_path(path: str, stream: bool, upstream: TextServer, server: Running) -> None:
     says(upstream, Said("It is fine."), Said("It is dull."))
     for text in ("It is fine.", "It is dull."):
         answer = server.post(path, {**OTHER_BODIES[path], "stream": stream})

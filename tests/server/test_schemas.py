@@ -196,9 +196,7 @@ PART = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
         (1, {"content": [{"type": "refusal", "refusal": "No."}]}),
     ],
 )
-def test_messages_as_clients_send_them_are_read_as_plain_ones(
-    server: Running, turn: int, as_sent: dict[str, Any]
-) -> None:
+def test_forms_of_messages(server: Running, turn: int, as_sent: dict[str, Any]) -> None:
     messages = [*TURNS]
     messages[turn] = messages[turn] | as_sent
     answer = chat(server, messages, seed=1, presence_penalty=0.5, stream_options={"no_such": 1})
@@ -209,9 +207,7 @@ def test_messages_as_clients_send_them_are_read_as_plain_ones(
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_calls_the_most_tokens_as_the_client_does(
-    server: Running, name: str, stream: bool
-) -> None:
+def test_name_of_max_tokens_in_an_error(server: Running, name: str, stream: bool) -> None:
     for content, tokens in (("x", 5000), ("x", 0), ("x " * 200, 9)):
         messages = [{"role": "user", "content": content}]
         error = chat(server, messages, stream=stream, **{name: tokens}).json()["error"]
@@ -232,9 +228,7 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_json_is_read_by_any_name_unless_a_browser_sends_it(
-    server: Running, kind: str | None
-) -> None:
+def test_media_type_of_a_page_and_of_a_client(server: Running, kind: str | None) -> None:
     """Pages of other sites may send a server on this machine all but what is called JSON."""
     headers = {} if kind is None else {"content-type": kind}
     for path, body in (*BASE.items(), ("/v1/moderations", {"input": "x"})):
@@ -258,9 +252,7 @@ def test_json_is_read_by_any_name_unless_a_browser_sends_it(
         ({"stop": ["", " a"]}, {"stop": " a"}),
     ],
 )
-def test_forms_of_values_that_other_servers_take(
-    server: Running, as_sent: dict[str, Any], plain: dict[str, Any]
-) -> None:
+def test_forms_of_values(server: Running, as_sent: dict[str, Any], plain: dict[str, Any]) -> None:
     answers = [chat(server, **{"seed": 1, **body}).json() for body in (as_sent, plain)]
     assert answers[0]["choices"] == answers[1]["choices"]
 
@@ -281,9 +273,7 @@ MANY_ATTRIBUTES = {f"a{i}": 0 for i in range(1000)}
         (AnalyzeRequest, {"comment": {"text": "x"}, "requestedAttributes": MANY_ATTRIBUTES}),
     ],
 )
-def test_a_bad_request_is_read_to_its_first_faults(
-    model: type[BaseModel], body: dict[str, Any]
-) -> None:
+def test_many_faults_of_a_request(model: type[BaseModel], body: dict[str, Any]) -> None:
     """Reporting all faults would take a GiB, and block other clients for seconds."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)

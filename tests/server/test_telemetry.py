@@ -30,7 +30,7 @@ from tide.server.telemetry import Budget, Metrics
 
 
 @pytest.mark.parametrize("mode", ["enforce", "monitor"])
-def test_a_policy_over_its_budget_warns_once(
+def test_policy_over_its_budget(
     mode: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     policies = {"only": {"alter_at_most": 0.02, "mode": mode}}
@@ -88,9 +88,7 @@ SCREENED = ConfirmScorer([FakeScorer(lambda text: 0.95, pace="word"), LENGTH])
 
 
 @pytest.mark.parametrize("scorer", [LENGTH, SCREENED], ids=["one", "screened"])
-def test_the_monitor_log_has_the_score_that_a_threshold_must_exceed(
-    scorer: Any, tmp_path: Path
-) -> None:
+def test_score_in_the_log_is_the_lowest_passing_threshold(scorer: Any, tmp_path: Path) -> None:
     found = []
     for threshold in (0.15, 0.6):
         log = tmp_path / f"{threshold}.jsonl"

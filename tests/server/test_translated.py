@@ -150,9 +150,7 @@ def api(server: Running, request: pytest.FixtureRequest) -> Any:
     return request.param(server.url)
 
 
-def test_reasoning_text_and_calls_are_sent_whole_and_in_a_stream(
-    api: Any, server: Running, upstream: TextServer
-) -> None:
+def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServer) -> None:
     says(upstream, FINE)
     whole = api.whole(tools=[api.tool])
     parts = [FINE.reasoning, FINE.text, *api.calls_of_fine]
@@ -168,9 +166,7 @@ def test_reasoning_text_and_calls_are_sent_whole_and_in_a_stream(
 
 
 @pytest.mark.parametrize("api", [Messages, Responses])
-def test_text_is_streamed_in_pieces(
-    api: Any, upstream: TextServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_text(api: Any, upstream: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "pause", 0.02)  # each event arrives alone
     answers = {
         "stop": (Said(TEXT), TEXT),
@@ -229,9 +225,7 @@ SCHEMA = {"type": "object"}
 # /v1/messages
 
 
-def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
-    server: Running, upstream: TextServer
-) -> None:
+def test_conversation_of_blocks(server: Running, upstream: TextServer) -> None:
     api = Messages(server.url)
     says(upstream, FINE, Said('{"place": "there"}'))
     first = api.whole(tools=[api.tool], tool_choice={"type": "any"})
@@ -303,9 +297,7 @@ def assert_ended(api: Messages, text: str, reason: str, sequence: str | None) ->
 
 @pytest.mark.parametrize("field", ["stop_reason", "matched_stop"])
 @pytest.mark.parametrize("told", ["OVER", "dull", 7, None])
-def test_message_names_the_stop_sequence_that_the_server_names(
-    server: Running, upstream: TextServer, field: str, told: Any
-) -> None:
+def test_stop_that_is_named(server: Running, upstream: TextServer, field: str, told: Any) -> None:
     """Fields of vLLM and SGLang; other words of the server would be unscored text."""
     events = WIRES["vLLM"](Said(TEXT))
     events[-1]["choices"][0][field] = told
@@ -315,18 +307,14 @@ def test_message_names_the_stop_sequence_that_the_server_names(
 
 
 @pytest.mark.parametrize("options", [{}, {"reasoning": "scored"}, {"mode": "monitor"}])
-def test_message_names_the_stop_sequence_that_cuts_its_text(
-    serve: Serve, options: dict[str, Any]
-) -> None:
+def test_stop_sequence_that_cuts_a_message(serve: Serve, options: dict[str, Any]) -> None:
     """As in process, where no server has stopped at it."""
     server = serve(Said("The river is wide. It runs to the sea OVER there."), **options)
     text = "The river is wide. It runs to the sea "
     assert_ended(Messages(server.url), text, "stop_sequence", "OVER")
 
 
-def test_message_and_error_have_the_id_of_their_request(
-    server: Running, upstream: TextServer
-) -> None:
+def test_id_of_a_message_and_of_an_error(server: Running, upstream: TextServer) -> None:
     says(upstream, Said(TEXT))
     api = Messages(server.url)
     assert api.whole(extra_headers={"x-request-id": "mine"})._request_id == "mine"
@@ -361,9 +349,7 @@ def test_waiting_stream_sends_pings() -> None:
 # /v1/responses
 
 
-def test_items_of_a_conversation_become_the_messages_of_a_chat(
-    server: Running, upstream: TextServer
-) -> None:
+def test_conversation_of_items(server: Running, upstream: TextServer) -> None:
     api = Responses(server.url)
     says(upstream, FINE, Said('{"place": "there"}'))
     turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}]
@@ -421,9 +407,7 @@ def test_allowed_tools_pass(server: Running, upstream: TextServer) -> None:
     assert upstream.requests[-1]["tool_choice"] == of_chat
 
 
-def test_refusal_in_place_of_an_asked_form_is_a_part_of_its_own(
-    server: Running, upstream: TextServer
-) -> None:
+def test_refusal_is_a_part_of_its_own(server: Running, upstream: TextServer) -> None:
     api = Responses(server.url)
     form = {"format": {"type": "json_object"}}
     says(upstream, Said("I cannot help.", field="refusal"))

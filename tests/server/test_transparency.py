@@ -31,9 +31,7 @@ def server(serve: Serve) -> Running:
     return serve()
 
 
-def test_a_request_gets_no_field_that_the_client_did_not_send(
-    upstream: TextServer, server: Running
-) -> None:
+def test_request_gets_no_further_field(upstream: TextServer, server: Running) -> None:
     writes(upstream, [" kind"])
     assert chat(server).status_code == 200
     assert server.ask("The weather").status_code == 200
@@ -120,9 +118,7 @@ def test_roles_are_left_to_the_server(
     assert upstream.requests[0]["messages"] == messages
 
 
-def test_fields_of_other_requests_do_not_reach_the_server(
-    upstream: TextServer, server: Running
-) -> None:
+def test_fields_of_other_requests(upstream: TextServer, server: Running) -> None:
     """Nobody has checked them."""
     server.ask("The weather", messages=[USER], Messages=[USER])
     assert upstream.requests[0]["prompt"] == "The weather"
@@ -227,9 +223,7 @@ def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: 
 
 
 @pytest.mark.parametrize("text", ["The river is wide. It", ""])
-def test_answer_that_the_servers_own_filter_ends_says_so(
-    text: str, upstream: TextServer, server: Running
-) -> None:
+def test_filter_of_the_server(text: str, upstream: TextServer, server: Running) -> None:
     says(upstream, Said(text, reason="content_filter"))
     choice = choice_of(server)
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "content_filter")
@@ -286,9 +280,7 @@ def test_details_of_usage_pass_and_are_translated(
     assert "prompt_tokens_details" not in server.ask("The weather").json()["usage"]
 
 
-def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
-    upstream: TextServer, server: Running
-) -> None:
+def test_usage_of_a_repaired_text(upstream: TextServer, server: Running) -> None:
     """The prompt of the last request holds the kept text, so the sum is the server's."""
     writes(upstream, RUDE, repaired=KIND[5:])
     answer = server.ask("The weather").json()
@@ -348,9 +340,7 @@ def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> Non
         ("It is fine", False),  # no JSON
     ],
 )
-def test_json_that_is_cut_by_max_tokens_or_a_filter_is_given_out_if_its_strings_pass(
-    text: str, passes: bool, upstream: TextServer, server: Running
-) -> None:
+def test_json_that_is_cut(text: str, passes: bool, upstream: TextServer, server: Running) -> None:
     def shown(reason: str) -> tuple[str, str]:
         says(upstream, Said(text, reason=reason))
         choice = choice_of(server, response_format={"type": "json_object"})
@@ -423,9 +413,7 @@ def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter() -> None
     assert (reason, whole["finish_reason"]) == ("content_filter", "content_filter")
 
 
-def test_repair_before_the_servers_own_filter_ends_an_answer_is_counted(
-    upstream: TextServer, server: Running
-) -> None:
+def test_repair_before_the_filter_of_the_server(upstream: TextServer, server: Running) -> None:
     says(upstream, Said(f"A {BAD} town."), Said(" small", reason="content_filter"))
     choice = choice_of(server)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("A small", "content_filter")
@@ -462,29 +450,32 @@ def test_a_server_without_completions_answers_chats() -> None:
             assert "logit_bias" in server.http.get("/ready").json()["engine"]
 
 
-def test_a_gateway_may_start_before_its_server() -> None:
+@pytest.mark.parametrize(("mode", "least_seconds"), [("enforce", 0), ("monitor", 0.4)])
+def test_gateway_before_a_server_that_comes_and_goes(mode: Any, least_seconds: float) -> None:
     upstream = TextServer()
     upstream.start()
     upstream.stop()  # it keeps its port
     with (
-        OpenAIEngine(base_url=upstream.url, deadline=5, required=False) as engine,
-        running(engine, RudeScorer(BAD), preset="backtrack", name=None) as server,
+        OpenAIEngine(base_url=upstream.url, deadline=0.5, required=False) as engine,
+        running(engine, RudeScorer(BAD), preset="backtrack", name=None, mode=mode) as server,
     ):
-        assert server.http.get("/ready").json()["down"] == ["engine"]
-        down = chat(server)
-        assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
-        assert server.metric("tide_engine_up") == 0
-        with upstream:
-            wait_until(lambda: server.http.get("/ready").status_code == 200)
-            assert server.metric("tide_engine_up") == 1
-            answer = chat(server, max_tokens=4)
-            assert answer.json()["model"] == upstream.requests[-1]["model"] == "tiny"
-            assert server.http.get("/version").json()["model"] == "tiny"
+        for _ in range(2):
+            wait_until(lambda: server.http.get("/ready").json().get("down") == ["engine"])
+            began = time.monotonic()
+            down = chat(server)
+            assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
+            assert least_seconds < time.monotonic() - began < 10
+            assert server.metric("tide_engine_up") == 0
+            with upstream:
+                wait_until(lambda: server.http.get("/ready").status_code == 200)
+                assert server.metric("tide_engine_up") == 1
+                answer = chat(server, max_tokens=4)
+                assert answer.status_code == 200
+                assert answer.json().get("model", "tiny") == "tiny"
+                assert server.http.get("/version").json()["model"] == "tiny"
 
 
-def test_names_and_capabilities_are_those_of_the_server_that_returns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tide.engines.openai.engine._PROBE_PAUSE", 0.0)
     with (
         TextServer() as upstream,
@@ -503,9 +494,7 @@ def test_names_and_capabilities_are_those_of_the_server_that_returns(
         assert len(upstream.requests) == 1  # it is probed once
 
 
-def test_gateway_that_cannot_use_its_server_says_why_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_server_without_the_model_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     upstream = TextServer(models=[{"id": "small"}, {"id": "large"}])
     upstream.start()
     upstream.stop()

@@ -34,9 +34,7 @@ def server(model_server: TextServer) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_fails_fails_alone_and_soon(
-    stream: bool, upstream: TextServer, server: Running
-) -> None:
+def test_request_that_fails_alone(stream: bool, upstream: TextServer, server: Running) -> None:
     upstream.faults = {f"<{name}>": fault for name, fault in FAULTS.items()}
     began = time.monotonic()
     with ThreadPoolExecutor(len(NAMES)) as clients:
@@ -181,9 +179,7 @@ QUOTING: dict[str, Any] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", QUOTING)
-def test_error_that_quotes_rejected_text_of_the_model_is_sent_without_it(
-    name: str, stream: bool, upstream: TextServer
-) -> None:
+def test_error_that_quotes_rejected_text(name: str, stream: bool, upstream: TextServer) -> None:
     upstream.faults = {"<quoted>": QUOTING[name]}
     status = {"status of a wrong request": 400, "page": 502, "pause": 429}.get(name, 500)
     with gateway(upstream) as server:
@@ -198,9 +194,7 @@ def test_error_that_quotes_rejected_text_of_the_model_is_sent_without_it(
     }
 
 
-def test_error_in_a_stream_that_has_begun_is_sent_without_rejected_text(
-    upstream: TextServer,
-) -> None:
+def test_error_that_quotes_rejected_text_in_a_stream(upstream: TextServer) -> None:
     text = {"choices": [{"index": 0, "text": "The river is wide. It runs to the sea. And"}]}
     upstream.faults = {"<quoted>": lambda events: told(text, text, {"error": QUOTED})}
     upstream.pause = 0.3  # the sentence is given out before the error comes
@@ -211,9 +205,7 @@ def test_error_in_a_stream_that_has_begun_is_sent_without_rejected_text(
     assert BAD not in answer.text
 
 
-def test_error_of_the_server_must_pass_the_lower_threshold_of_a_request(
-    upstream: TextServer,
-) -> None:
+def test_error_by_the_threshold_of_the_request(upstream: TextServer) -> None:
     upstream.faults = {"<quoted>": (400, {"error": {"message": "a middling text"}})}
     with gateway(upstream, lambda texts: [0.3] * len(texts), toxicity_threshold=0.5) as server:
         passed = server.ask("A <quoted> text", max_tokens=6)

@@ -59,9 +59,7 @@ def metric(gateway: Process, name: str) -> float:
 
 
 @pytest.mark.slow
-def test_workers_sum_metrics_reload_policies_and_replace_a_killed_one(
-    gateway: Process, policies: Path
-) -> None:
+def test_metrics_reloads_and_killed_workers(gateway: Process, policies: Path) -> None:
     # 1. All processes answer, and any of them counts the answers of all.
     for _ in range(8):
         assert ask(gateway).status_code == 200
@@ -99,9 +97,7 @@ def test_workers_sum_metrics_reload_policies_and_replace_a_killed_one(
     assert not any(worker.is_running() for worker in running)
 
 
-def test_workers_end_with_an_error_when_no_killed_one_can_be_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_that_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = itertools.count(1)
     killed, failed, terminated = signal.SIGKILL, 1 << 8, signal.SIGTERM
     orphan = 99  # of another process in the same container
