@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,23 @@ class RudeScorer(FakeScorer):
 
     def __init__(self, word: str = "idiot") -> None:
         super().__init__(lambda text: float(word in text.casefold()), name="rude", pace="word")
+
+
+class HeldScorer(FakeScorer):
+    """Waits for `go` at every text except "quick". entered: set once it waits."""
+
+    def __init__(self, error: Exception | None = None, **members: Any) -> None:
+        super().__init__(self._held, **members)
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._error = error
+
+    def _held(self, text: Any) -> float:
+        if text != "quick":
+            self.entered.set()
+            assert self.go.wait(120)
+            if self._error is not None:
+                raise self._error
+        return 0.0
 
 
 class FakeEngine(ScriptedEngine):

@@ -21,6 +21,7 @@ import uvicorn.server
 from pydantic import SecretStr
 
 from tests.fakes import Babbler
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.serve import _listening, _server
 from tide.core.concurrency import Portal
@@ -164,6 +165,30 @@ def counted(server: Running, outcome: str, policy: str = "default") -> float:
     """The number of monitored answers with an outcome."""
     labels = f'outcome="{outcome}",policy="{policy}"'
     return server.metric(f"tide_monitor_answers_total{{{labels}}}")
+
+
+def wait_for_forecasts(server: Running, number: int) -> None:
+    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == number)
+
+
+class Held:
+    """An engine that writes nothing before `go`. aborted: requests cancelled meanwhile."""
+
+    def __init__(self, engine: ScriptedEngine | None = None) -> None:
+        self.engine = engine or scripted_engine(max_batch=64)
+        self.writing, self.go = threading.Event(), threading.Event()
+        self.begun = self.aborted = 0
+        self.engine.on_write = self._held
+
+    async def _held(self, request: Request) -> None:
+        self.begun += 1
+        self.writing.set()
+        try:
+            while not self.go.is_set():
+                await asyncio.sleep(0.005)
+        except BaseException:
+            self.aborted += 1
+            raise
 
 
 def digest_of(key: str) -> str:

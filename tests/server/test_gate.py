@@ -18,10 +18,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.server.running import PATIENCE, Running, running, wait_until
+from tests.server.running import PATIENCE, Held, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.engines.base import Request
 from tide.server.gate import Gate, check_exposure, read_keys, traced
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
@@ -33,26 +32,6 @@ SCOPE = {
     "type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5),
     "headers": [(b"host", b"localhost")],
 }  # fmt: skip
-
-
-class Held:
-    """An engine that writes nothing before `go`. aborted: requests cancelled meanwhile."""
-
-    def __init__(self) -> None:
-        self.engine = scripted_engine(max_batch=64)
-        self.writing, self.go = threading.Event(), threading.Event()
-        self.begun = self.aborted = 0
-        self.engine.on_write = self._held
-
-    async def _held(self, request: Request) -> None:
-        self.begun += 1
-        self.writing.set()
-        try:
-            while not self.go.is_set():
-                await asyncio.sleep(0.005)
-        except BaseException:
-            self.aborted += 1
-            raise
 
 
 def post(server: Running, body: bytes, length: int) -> socket.socket:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.fakes import FakeScorer, RudeScorer
-from tests.server.running import Running, digest_of, running, written
+from tests.server.running import Running, running
 from tide.core.chat import Chat
 from tide.core.errors import ScorerUnavailableError
 from tide.scorers.base import Attributed, Exchange
@@ -228,13 +227,3 @@ def test_guardrail_of_a_monitored_policy_answers_none() -> None:
         assert action(server, CLEAN, images=["x"]) == "NONE"
         assert [answers(server, name) for name in ("passed", "blocked", "failed")] == [1, 2, 1]
         assert not server.engine.requests
-
-
-def test_guardrail_applies_the_policy_of_the_key(tmp_path: Path) -> None:
-    policies: dict[str, Any] = {"new": {"never": ["fine"]}, "old": {}}
-    keys = {name: {"sha256": digest_of(f"sk-{name}"), "policies": [name]} for name in policies}
-    path = written(tmp_path / "tide.yaml", policies=policies, keys=keys)
-    with running(scorer=RudeScorer(), policies=path) as server:
-        for name, expected in (("new", "BLOCKED"), ("old", "NONE")):
-            server.http.headers["authorization"] = f"Bearer sk-{name}"
-            assert action(server, CLEAN) == expected

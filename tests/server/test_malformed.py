@@ -23,10 +23,14 @@ HELLO = {"type": "text", "text": "hello there"}
 RIGHT: dict[str, Any] = {
     "/v1/completions": {
         "model": "scripted", "prompt": ["a second one", "short words"], "max_tokens": 5,
-        "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_tokens": 1, "repetition_penalty": 1.1,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_tokens": 0, "repetition_penalty": 1.0,
         "stop": ["\n"], "seed": 1, "n": 1, "logit_bias": {},
         "stream": True, "stream_options": {"include_usage": True},
-        "tide": {"toxicity_threshold": 0.4, "max_iterations": 2, "num_samples": 2, "deadline": 9.0},
+        "tide": {"toxicity_threshold": 0.05, "max_iterations": 2, "num_samples": 2, "deadline": 9},
+        # As `vllm bench serve`, lm-eval, langchain and others send them.
+        "logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1,
+        "echo": False, "suffix": None, "ignore_eos": False, "min_p": 0,
+        "skip_special_tokens": True, "user": "somebody",
     },
     "/v1/chat/completions": {
         "messages": [
@@ -34,6 +38,9 @@ RIGHT: dict[str, Any] = {
             {"role": "user", "content": [HELLO]},
         ],
         "max_completion_tokens": 5, "tools": [], "n": 2, "tide": {"trace": True},
+        "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+        "logprobs": False, "top_logprobs": 0, "parallel_tool_calls": True, "metadata": {"a": "b"},
+        "service_tier": "auto", "store": False, "top_k": -1, "max_tokens": None, "seed": -3,
     },
     "/v1/responses": {
         "input": [
@@ -78,6 +85,11 @@ def server() -> Iterator[Running]:
 
     with running(engine, scorer, limits=limits, max_iterations=2, num_samples=2) as found:
         yield found
+
+
+@pytest.mark.parametrize("path", RIGHT)
+def test_right_bodies(server: Running, path: str) -> None:
+    assert server.post(path, RIGHT[path]).status_code == 200
 
 
 @given(

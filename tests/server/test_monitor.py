@@ -19,7 +19,7 @@ import pytest
 
 from tests.byte_engine import ByteEngine
 from tests.chats import CHATML, save_chat_model
-from tests.fakes import Babbler, FakeEngine, FakeScorer, RudeScorer
+from tests.fakes import Babbler, FakeEngine, FakeScorer, HeldScorer, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.server.running import (
     BACKTRACK,
@@ -29,6 +29,7 @@ from tests.server.running import (
     plain,
     running,
     streamed,
+    wait_for_forecasts,
     wait_until,
     written,
 )
@@ -80,7 +81,7 @@ def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> N
                 assert answer.headers["x-tide-mode"] == "monitor"
             assert (tide["mode"], tide["policy"], tide["seed"]) == ("monitor", "default", seed)
             assert "toxicity" not in tide
-        wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 20)
+        wait_for_forecasts(server, 20)
         changed = counted(server, "changed")
         assert 0 < changed < 20
         assert server.metric('tide_completions_total{outcome="monitored"}') == 20
@@ -112,12 +113,7 @@ def test_lines_of_the_log(texts: bool, tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_scorer_that_hangs_and_fails_changes_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    go_on = threading.Event()
-
-    def scorer(texts: list[str]) -> list[float]:
-        go_on.wait(PATIENCE)
-        raise ScorerUnavailableError("down: it quotes a wombat")
-
+    scorer = HeldScorer(ScorerUnavailableError("down: it quotes a wombat"))
     with (
         caplog.at_level(logging.INFO),
         monitoring(scorer=scorer, limits=Limits(max_under_way=8)) as server,
@@ -125,7 +121,7 @@ def test_scorer_that_hangs_and_fails_changes_no_answer(caplog: pytest.LogCapture
         for seed in range(12):  # each is answered, though no score comes
             assert server.ask("x", seed=seed).json()["choices"][0]["text"] == plain(seed, "x")[0]
         wait_until(lambda: counted(server, "skipped") == 4)
-        go_on.set()
+        scorer.go.set()
         wait_until(lambda: counted(server, "failed") == 8)
         assert server.http.get("/ready").status_code == 200
         pieces, reason, _ = streamed(server, "x", seed=3)
@@ -167,13 +163,8 @@ def test_a_stream_that_its_client_leaves_is_counted() -> None:
 
 
 def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
-    go_on = threading.Event()
     log = tmp_path / "monitor.jsonl"
-
-    def scorer(texts: list[str]) -> list[float]:
-        go_on.wait(PATIENCE)
-        return [0.0] * len(texts)
-
+    scorer = HeldScorer()
     with monitoring(scorer=scorer, monitor_log=log, drain=1.0) as server:
         assert server.ask("x", seed=1).status_code == 200
         # A request that is still open then. The forecast does not get as long again after it.
@@ -182,7 +173,7 @@ def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
         asking = threading.Thread(target=ask)
         asking.start()
         wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
-        threading.Timer(1.8, go_on.set).start()
+        threading.Timer(1.8, scorer.go.set).start()
     asking.join()
     (line,) = lines_of(log)
     assert (line["outcome"], line["would_change"]) == ("skipped", None)

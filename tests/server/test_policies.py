@@ -21,6 +21,7 @@ from tests.fakes import Babbler, FakeScorer, RudeScorer
 from tests.server.running import (
     BACKTRACK,
     PATIENCE,
+    Held,
     Running,
     digest_of,
     plain,
@@ -151,10 +152,12 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
         for headers in ({}, {"authorization": f"Bearer {digest_of(KEYS['red'])}"}):
             assert server.ask_with(headers).status_code == 401
         for key, flagged in (("red", True), ("blue", False)):  # scores follow the policy, too
-            scored = server.http.post(
-                "/v1/moderations", json={"input": "fine WEATHER"}, headers={"x-api-key": KEYS[key]}
-            )
+            server.http.headers["x-api-key"] = KEYS[key]
+            scored = server.post("/v1/moderations", {"input": "fine WEATHER"})
             assert scored.json()["results"][0]["flagged"] is flagged
+            content = {"input_type": "response", "texts": ["fine WEATHER"]}
+            guarded = server.post("/beta/litellm_basic_guardrail_api", content).json()
+            assert guarded["action"] == ("BLOCKED" if flagged else "NONE")
         server.http.headers["x-api-key"] = KEYS["grey"]
         version = server.http.get("/version").json()
         assert (version["policy"], version["mode"]) == ("grey", "monitor")
@@ -252,34 +255,27 @@ def test_policies_say_what_is_done_with_text_that_fails(tmp_path: Path) -> None:
 
 def test_a_policy_limits_attributes_and_a_request_can_only_lower_them(tmp_path: Path) -> None:
     loose = {"thresholds": {"profanity": 0.9}, "never": ["weather"], "toxicity_threshold": 0.5}
-    policies = {"plain": {"scorer": "profane"}, "loose": {"scorer": "profane", **loose}}
-    path = written(tmp_path / "tide.yaml", policies=policies, default=["loose", "plain"])
+    path = written(tmp_path / "tide.yaml", policies={"loose": {"scorer": "profane", **loose}})
 
-    def answer(**tide: Any) -> Any:
-        return server.ask("x y", seed=3, n=8, tide=tide)
+    def answer(**thresholds: float) -> Any:
+        return server.ask("x y", seed=3, n=8, tide={"thresholds": thresholds})
 
-    def words(**tide: Any) -> tuple[set[str], set[str]]:
-        """The words of the answers, and what failed."""
-        body = answer(**tide).json()
-        texts = " ".join(choice["text"] for choice in body["choices"])
-        return set(texts.split()), set(body["tide"]["failed"])
+    def words(answer: Any) -> set[str]:
+        texts = " ".join(choice["text"] for choice in answer.json()["choices"])
+        return set(texts.split())
 
     with running(Babbler(0.0), policies=path, **BACKTRACK) as server:
-        plain_words, failed = words(policy="plain")
-        assert not plain_words & {"home", "early"}
-        assert failed == {"toxicity"}
-        lenient, failed = words()
-        assert lenient >= {"home", "early"}
-        assert failed == {"toxicity"}
-        strict, failed = words(thresholds={"threat": 0.1})
-        assert "home" in strict
-        assert not strict & {"weather", "early"}
-        assert failed == {"threat", "toxicity"}
+        lenient, strict = answer(), answer(threat=0.1)
+        assert words(lenient) >= {"home", "early"}
+        assert lenient.json()["tide"]["failed"] == ["toxicity"]
+        assert "home" in words(strict)
+        assert not words(strict) & {"weather", "early"}
+        assert set(strict.json()["tide"]["failed"]) == {"threat", "toxicity"}
         for name, limit in (("profanity", 0.95), ("threat", 0.6)):
-            refused = answer(thresholds={name: limit})
+            refused = answer(**{name: limit})
             assert refused.status_code == 400
             assert f"{name} must be at most" in refused.text
-        assert "no attribute 'rude'" in answer(thresholds={"rude": 0.1}).text
+        assert "no attribute 'rude'" in answer(rude=0.1).text
         guarded = {"input_type": "response", "texts": ["at home", "too early"]}
         guardrail = server.post("/beta/litellm_basic_guardrail_api", guarded)
         assert guardrail.json() == {"action": "NONE"}
@@ -322,28 +318,21 @@ def test_second_scorer_while_the_first_is_down(
 
 
 def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
-    engine, go_on, writing = Babbler(0.0), threading.Event(), threading.Event()
-
-    async def held(request: Any) -> None:
-        writing.set()
-        while not go_on.is_set():
-            await asyncio.sleep(0.005)
-
     counting = {"scorer": "counting"}
     policies = {"a": counting, "b": counting, "c": {"scorer": RUDE}}
     path = written(tmp_path / "tide.yaml", policies=policies)
-    with running(engine, policies=path, **BACKTRACK) as server:
+    held = Held(Babbler(0.0))
+    with running(held.engine, policies=path, **BACKTRACK) as server:
         kept = server.policies.table.policies["c"]
         assert Counting.made == 1
-        engine.on_write = held
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(server.ask("x", seed=2)))
         asking.start()
-        assert writing.wait(PATIENCE)
+        assert held.writing.wait(PATIENCE)
         written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
         server.policies.reload()
         assert server.policies.table.policies["c"] is kept  # unchanged, so not made again
-        go_on.set()
+        held.go.set()
         asking.join(PATIENCE)
         assert answers[0].json()["tide"]["policy"] == "a"
         later = server.ask("x", seed=2).json()

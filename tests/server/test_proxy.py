@@ -13,10 +13,17 @@ import pytest
 
 from tests.engines.openai.messages import Said
 from tests.engines.openai.server import Broken, TextServer
-from tests.fakes import RudeScorer
+from tests.fakes import HeldScorer, RudeScorer
 from tests.hostile import KEY
 from tests.server.gateways import BAD, TOOL, USER, gateway, says
-from tests.server.running import PATIENCE, Running, counted, running, wait_until
+from tests.server.running import (
+    PATIENCE,
+    Running,
+    counted,
+    running,
+    wait_for_forecasts,
+    wait_until,
+)
 from tide.core.chat import Parts, ToolCall
 from tide.core.results import Usage
 from tide.engines.openai.engine import OpenAIEngine
@@ -30,10 +37,6 @@ from tide.server.responses import ResponseShape, ResponsesRequest
 def server(upstream: TextServer, text_engine: OpenAIEngine) -> Iterator[Running]:
     with running(text_engine, RudeScorer(BAD), mode="monitor", strategy="backtrack") as server:
         yield server
-
-
-def wait_for_forecasts(server: Running, number: int) -> None:
-    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == number)
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -234,18 +237,13 @@ def test_monitored_message_that_outlasts_the_drain_ends_with_an_error(
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
 
 
-def test_a_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:
-    go_on = threading.Event()
-
-    def scorer(texts: list[str]) -> list[float]:
-        go_on.wait(PATIENCE)
-        return [0.0] * len(texts)
-
+def test_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:
+    scorer = HeldScorer()
     with gateway(upstream, scorer, mode="monitor") as server:
         for _ in range(3):
             assert server.ask("x").status_code == 200
         assert counted(server, "unchanged") == 0
-        go_on.set()
+        scorer.go.set()
         wait_until(lambda: counted(server, "unchanged") == 3)
 
 

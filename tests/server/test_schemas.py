@@ -33,23 +33,6 @@ def chat(server: Running, messages: Any = None, **more: Any) -> Any:
     return server.http.post("/v1/chat/completions", json={"messages": messages, **more})
 
 
-def test_parameters_that_clients_send_by_default_are_accepted(server: Running) -> None:
-    # As `vllm bench serve`, lm-eval, langchain and others send them.
-    usual: dict[str, Any] = {
-        "repetition_penalty": 1.0, "logprobs": None, "n": 1, "presence_penalty": 0, "best_of": 1,
-        "frequency_penalty": 0.0, "echo": False, "suffix": None, "logit_bias": {}, "top_k": -1,
-        "ignore_eos": False, "min_p": 0, "skip_special_tokens": True, "user": "somebody",
-        "seed": -3, "stop": [], "stream": False, "max_tokens": None, "min_tokens": 0,
-    }  # fmt: skip
-    assert server.ask(**usual).status_code == 200
-    for_chat = {
-        "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
-        "modalities": ["text"], "logprobs": False, "top_logprobs": 0, "parallel_tool_calls": True,
-        "metadata": {"a": "b"}, "service_tier": "auto", "store": False,
-    }  # fmt: skip
-    assert chat(server, **for_chat).status_code == 200
-
-
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
 FUNCTION = {"type": "function", "name": "find"}
 CALL = {"id": "x", "function": {"name": "find", "arguments": "{}"}}

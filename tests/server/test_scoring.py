@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes import FakeScorer
+from tests.fakes import FakeScorer, HeldScorer
 from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
@@ -249,13 +248,7 @@ def test_perspective_takes_entries_of_a_context(reading_server: Running) -> None
 
 
 def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        asked.append(texts)
-        assert go.wait(PATIENCE)
-        return [0.0] * len(texts)
-
-    asked: list[list[str]] = []
-    go = threading.Event()
+    scorer = HeldScorer()
     limits = Limits(max_waiting_texts=4, request_seconds=PATIENCE)
     with running(scorer=scorer, limits=limits) as server, ThreadPoolExecutor() as clients:
 
@@ -264,55 +257,32 @@ def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scor
             return httpx.post(url, json={"input": texts}, timeout=timeout)
 
         clients.submit(moderate, "one")
-        wait_until(lambda: bool(asked))
+        assert scorer.entered.wait(PATIENCE)
         clients.submit(moderate, "two", "three")
         with suppress(httpx.ReadTimeout):
             moderate("left", timeout=0.5)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
         full = moderate("a", "b")
-        go.set()
+        scorer.go.set()
         wait_until(lambda: moderate(*"abcd").status_code == 200, 20)
     assert (full.status_code, full.headers["retry-after"]) == (429, "1")
-    assert asked == [["one"], ["two", "three"], [*"abcd"]]
+    assert scorer.calls == [["one"], ["two", "three"], [*"abcd"]]
 
 
 # Readiness and threads of scorers
 
 
-class Waiting:
-    """A scorer whose calls wait for `go` if their text is "slow". concurrent: see `Scorer`."""
-
-    def __init__(self, error: Exception | None = None, **members: Any) -> None:
-        self.entered, self.go = threading.Event(), threading.Event()
-        self.at_once = self.most = 0
-        self._error = error
-        self.scorer = FakeScorer(self._score, **members)
-
-    def _score(self, text: str) -> float:
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
-        try:
-            if text == "slow":
-                self.entered.set()
-                assert self.go.wait(20)
-                if self._error is not None:
-                    raise self._error
-            return 0.0
-        finally:
-            self.at_once -= 1
-
-
 def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
-    waiting = Waiting(ScorerUnavailableError("down"))
-    scorer = MeasuredScorer(waiting.scorer, Metrics())
+    held = HeldScorer(ScorerUnavailableError("down"))
+    scorer = MeasuredScorer(held, Metrics())
     scorer.up = False
     with ThreadPoolExecutor() as threads:
         call = threads.submit(scorer.score, ["slow"])
-        assert waiting.entered.wait(20)
-        assert not threads.submit(scorer.check).result(20)
+        assert held.entered.wait(PATIENCE)
+        assert not threads.submit(scorer.check).result(PATIENCE)
         assert not call.done()
-        waiting.go.set()
-        assert isinstance(call.exception(20), ScorerUnavailableError)
+        held.go.set()
+        assert isinstance(call.exception(PATIENCE), ScorerUnavailableError)
 
 
 def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
@@ -336,23 +306,22 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
 
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_scorer_is_asked_by_one_thread_at_a_time_unless_concurrent(concurrent: bool) -> None:
-    waiting = Waiting(concurrent=concurrent)
-    # The highest of a pair with a screen and of `waiting`: its screen calls `waiting`, too.
+    held = HeldScorer(concurrent=concurrent)
+    # The highest of a pair with a screen and of `held`: its screen calls `held`, too.
     pair = [FakeScorer(concurrent=concurrent), FakeScorer(concurrent=concurrent)]
-    scorer = MeasuredScorer(MaxScorer([ConfirmScorer(pair), waiting.scorer]), Metrics())
+    scorer = MeasuredScorer(MaxScorer([ConfirmScorer(pair), held]), Metrics())
     assert isinstance(scorer.screen, MeasuredScorer)
     with ThreadPoolExecutor() as threads:
         slow = threads.submit(scorer.score, ["slow"])
-        assert waiting.entered.wait(20)
-        other = threads.submit(scorer.screen.score, ["a text"])
+        assert held.entered.wait(PATIENCE)
+        other = threads.submit(scorer.screen.score, ["quick"])
         if concurrent:
-            other.result(20)
+            other.result(PATIENCE)
         else:
             time.sleep(0.2)
             assert not other.done()
-        waiting.go.set()
-        assert slow.result(20).tolist() == other.result(20).tolist() == [0.0]
-    assert waiting.most == (2 if concurrent else 1)
+        held.go.set()
+        assert slow.result(PATIENCE).tolist() == other.result(PATIENCE).tolist() == [0.0]
 
 
 # Perspective's place

@@ -21,7 +21,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.fakes import Babbler, FakeScorer, RudeScorer
-from tests.server.running import BACKTRACK, MODEL, counted, listening, running, wait_until, written
+from tests.server.running import (
+    BACKTRACK,
+    MODEL,
+    listening,
+    running,
+    wait_for_forecasts,
+    wait_until,
+    written,
+)
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.scorers.wrappers import ConfirmScorer
 from tide.server.app import create_app
@@ -95,7 +103,7 @@ def test_score_in_the_log_is_the_lowest_passing_threshold(scorer: Any, tmp_path:
         options = {"monitor_log": log, "toxicity_threshold": threshold, **BACKTRACK}
         with running(Babbler(0.0), scorer, mode="monitor", **options) as server:
             texts = [choice["text"] for choice in server.ask("x y", n=8, seed=1).json()["choices"]]
-            wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 8)
+            wait_for_forecasts(server, 8)
         lines = sorted(map(json.loads, log.read_text().splitlines()), key=lambda x: x["choice"])
         found.append([line["accepted_above"] for line in lines])
         for line, text in zip(lines, texts, strict=True):

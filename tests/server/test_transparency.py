@@ -450,21 +450,23 @@ def test_a_server_without_completions_answers_chats() -> None:
             assert "logit_bias" in server.http.get("/ready").json()["engine"]
 
 
-@pytest.mark.parametrize(("mode", "least_seconds"), [("enforce", 0), ("monitor", 0.4)])
-def test_gateway_before_a_server_that_comes_and_goes(mode: Any, least_seconds: float) -> None:
+@pytest.mark.parametrize(("mode", "deadline"), [("enforce", 2), ("monitor", 0.5)])
+def test_gateway_before_a_server_that_comes_and_goes(mode: Any, deadline: float) -> None:
     upstream = TextServer()
     upstream.start()
     upstream.stop()  # it keeps its port
     with (
-        OpenAIEngine(base_url=upstream.url, deadline=0.5, required=False) as engine,
+        OpenAIEngine(base_url=upstream.url, deadline=deadline, required=False) as engine,
         running(engine, RudeScorer(BAD), preset="backtrack", name=None, mode=mode) as server,
     ):
         for _ in range(2):
             wait_until(lambda: server.http.get("/ready").json().get("down") == ["engine"])
             began = time.monotonic()
             down = chat(server)
-            assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
-            assert least_seconds < time.monotonic() - began < 10
+            assert down.json()["error"]["code"] in ("engine_error", "deadline")
+            seconds = time.monotonic() - began
+            assert seconds < 10
+            assert seconds > 0.4 or mode == "enforce"  # at once if it was never reached
             assert server.metric("tide_engine_up") == 0
             with upstream:
                 wait_until(lambda: server.http.get("/ready").status_code == 200)

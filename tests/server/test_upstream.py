@@ -15,7 +15,7 @@ import pytest
 from tests.engines.openai.faults import FAULTS, STATUSES, TOLD, changed, raw
 from tests.engines.openai.server import DONE, TextServer, data_of, told
 from tests.hostile import KEY
-from tests.server.gateways import BAD, USER, gateway
+from tests.server.gateways import BAD, USER, Serve, chat, gateway
 from tests.server.running import Running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError, ScorerUnavailableError
@@ -137,22 +137,21 @@ def test_client_is_not_blamed_for_the_key_of_the_gateway(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answer_that_is_not_streamed_is_scored_and_sent(stream: bool, upstream: TextServer) -> None:
+@pytest.mark.parametrize(("text", "passes"), [("A kind text.", True), ("A dull text.", False)])
+def test_answer_that_is_not_streamed(
+    text: str, passes: bool, stream: bool, upstream: TextServer, serve: Serve
+) -> None:
     def answer(path: str, body: Any) -> Any:
         if path != "/v1/chat/completions":
             return None
-        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return 200, {"choices": [choice]}, {"Content-Type": "application/json"}
 
-    with gateway(upstream) as server:
-        upstream.answer = answer
-        for text, is_fine in (("A kind text.", True), ("A dull text.", False)):
-            messages = [{"role": "user", "content": text}]
-            body = {"messages": messages, "max_tokens": 20, "stream": stream}
-            said = server.post("/v1/chat/completions", body)
-            assert said.status_code == 200
-            assert (text in said.text) is is_fine
+    upstream.answer = answer
+    said = chat(serve(), max_tokens=20, stream=stream)
+    assert said.status_code == 200
+    assert (text in said.text) is passes
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0.3}, {"deadline": 0.3}])
@@ -179,11 +178,12 @@ QUOTING: dict[str, Any] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", QUOTING)
-def test_error_that_quotes_rejected_text(name: str, stream: bool, upstream: TextServer) -> None:
+def test_error_that_quotes_rejected_text(
+    name: str, stream: bool, upstream: TextServer, serve: Serve
+) -> None:
     upstream.faults = {"<quoted>": QUOTING[name]}
     status = {"status of a wrong request": 400, "page": 502, "pause": 429}.get(name, 500)
-    with gateway(upstream) as server:
-        answer = server.ask("A <quoted> text", max_tokens=6, stream=stream)
+    answer = serve().ask("A <quoted> text", max_tokens=6, stream=stream)
     assert answer.status_code == status
     assert answer.headers.get("retry-after") == ("17" if name == "pause" else None)
     assert answer.json()["error"] == {
@@ -194,12 +194,12 @@ def test_error_that_quotes_rejected_text(name: str, stream: bool, upstream: Text
     }
 
 
-def test_error_that_quotes_rejected_text_in_a_stream(upstream: TextServer) -> None:
+def test_error_that_quotes_rejected_text_in_a_stream(upstream: TextServer, serve: Serve) -> None:
     text = {"choices": [{"index": 0, "text": "The river is wide. It runs to the sea. And"}]}
     upstream.faults = {"<quoted>": lambda events: told(text, text, {"error": QUOTED})}
     upstream.pause = 0.3  # the sentence is given out before the error comes
-    with gateway(upstream, strategy="backtrack:pace=word,lag=0") as server:
-        answer = server.ask("A <quoted> text", max_tokens=60, stream=True)
+    server = serve(strategy="backtrack:pace=word,lag=0")
+    answer = server.ask("A <quoted> text", max_tokens=60, stream=True)
     assert "The river is wide." in answer.text
     assert "withheld" in answer.text
     assert BAD not in answer.text
