@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, ClassVar
 
 import anthropic
@@ -38,7 +39,14 @@ from tide.server.messages import MessageShape
 CUT = '{"where": "the town", "who": "a ma'
 
 
-class Messages:
+class Client:
+    client: Any
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Messages(Client):
     """Anthropic's client. Answers and events fit its own schema."""
 
     asked: ClassVar = {"model": "scripted", "messages": [USER], "max_tokens": 100}
@@ -84,7 +92,7 @@ class Messages:
         return parts, message.stop_reason
 
 
-class Responses:
+class Responses(Client):
     """OpenAI's client, like `Messages`."""
 
     asked: ClassVar = {"model": "scripted", "input": "Find the river."}
@@ -146,8 +154,21 @@ def server(model_server: TextServer) -> Iterator[Running]:
 
 
 @pytest.fixture(params=[Messages, Responses])
-def api(server: Running, request: pytest.FixtureRequest) -> Any:
-    return request.param(server.url)
+def api(server: Running, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with closing(request.param(server.url)) as client:
+        yield client
+
+
+@pytest.fixture
+def messages(server: Running) -> Iterator[Messages]:
+    with closing(Messages(server.url)) as client:
+        yield client
+
+
+@pytest.fixture
+def responses(server: Running) -> Iterator[Responses]:
+    with closing(Responses(server.url)) as client:
+        yield client
 
 
 def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServer) -> None:
@@ -174,8 +195,7 @@ def test_pieces_of_text(api: Any, upstream: TextServer, monkeypatch: pytest.Monk
         "content_filter": (Said(f"{TEXT} They are dull."), f"{TEXT} They are"),
     }
     options = {"strategy": "backtrack:lag=0", "on_fail": {"default": "block"}}
-    with gateway(upstream, **options) as server:
-        client = api(server.url)
+    with gateway(upstream, **options) as server, closing(api(server.url)) as client:
         for reason, (said, text) in answers.items():
             says(upstream, said)
             events, answer = client.streamed()
@@ -198,14 +218,14 @@ def test_call_that_is_cut_is_said_to_be(api: Any, upstream: TextServer, reason: 
     [(422, "invalid_request_error"), (500, "api_error"), (529, "overloaded_error")],
 )
 def test_error_of_the_server_names_the_fields_of_the_client(
-    status: int, kind: str, server: Running, upstream: TextServer
+    status: int, kind: str, messages: Messages, responses: Responses, upstream: TextServer
 ) -> None:
     error = {"message": "response_format: no schema; max_tokens", "param": "response_format.schema"}
     upstream.answer = lambda path, body: (status, {"error": error}) if body else None
     with pytest.raises(openai.APIStatusError, match=r"text\.format: no schema; max_output_"):
-        Responses(server.url).whole()
+        responses.whole()
     with pytest.raises(anthropic.APIStatusError, match=rf"{kind}.*output_config\.format\.s"):
-        Messages(server.url).whole()
+        messages.whole()
 
 
 def assistant_again(ids: list[str]) -> dict[str, Any]:
@@ -225,10 +245,9 @@ SCHEMA = {"type": "object"}
 # /v1/messages
 
 
-def test_conversation_of_blocks(server: Running, upstream: TextServer) -> None:
-    api = Messages(server.url)
+def test_conversation_of_blocks(messages: Messages, upstream: TextServer) -> None:
     says(upstream, FINE, Said('{"place": "there"}'))
-    first = api.whole(tools=[api.tool], tool_choice={"type": "any"})
+    first = messages.whole(tools=[messages.tool], tool_choice={"type": "any"})
     calls = [block.id for block in first.content if block.type == "tool_use"]
     results = [
         {"type": "tool_result", "tool_use_id": calls[0], "content": "east"},
@@ -236,10 +255,10 @@ def test_conversation_of_blocks(server: Running, upstream: TextServer) -> None:
         {"type": "text", "text": "Go on."},
     ]
     last = {"role": "system", "content": "Be brief."}
-    api.whole(
+    messages.whole(
         messages=[USER, first.to_param(), {"role": "user", "content": results}, last],
         system=[{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
-        tools=[api.tool],
+        tools=[messages.tool],
         tool_choice={"type": "tool", "name": "find", "disable_parallel_tool_use": True},
         stop_sequences=["END"],
         extra_body={"temperature": 0.5},
@@ -271,15 +290,14 @@ def test_conversation_of_blocks(server: Running, upstream: TextServer) -> None:
     assert "thinking" not in sent
 
 
-def test_tool_runner_sends_whole_conversations(server: Running, upstream: TextServer) -> None:
+def test_tool_runner_sends_whole_conversations(messages: Messages, upstream: TextServer) -> None:
     @anthropic.beta_tool
     def find(where: str) -> str:
         """Find a place."""
         return f"{where} is found"
 
     says(upstream, Said(calls=[("find", '{"where": "the town"}')]), Said("It is found."))
-    api = Messages(server.url)
-    last = api.client.beta.messages.tool_runner(**api.asked, tools=[find]).until_done()
+    last = messages.client.beta.messages.tool_runner(**messages.asked, tools=[find]).until_done()
     assert last.content[0].text == "It is found."
     roles = [message["role"] for message in upstream.requests[-1]["messages"]]
     assert roles == ["user", "assistant", "tool"]
@@ -297,13 +315,15 @@ def assert_ended(api: Messages, text: str, reason: str, sequence: str | None) ->
 
 @pytest.mark.parametrize("field", ["stop_reason", "matched_stop"])
 @pytest.mark.parametrize("told", ["OVER", "dull", 7, None])
-def test_stop_that_is_named(server: Running, upstream: TextServer, field: str, told: Any) -> None:
+def test_stop_that_is_named(
+    messages: Messages, upstream: TextServer, field: str, told: Any
+) -> None:
     """Fields of vLLM and SGLang; other words of the server would be unscored text."""
     events = WIRES["vLLM"](Said(TEXT))
     events[-1]["choices"][0][field] = told
     upstream.message = lambda _: events
     reason, sequence = ("stop_sequence", told) if told == "OVER" else ("end_turn", None)
-    assert_ended(Messages(server.url), TEXT, reason, sequence)
+    assert_ended(messages, TEXT, reason, sequence)
 
 
 @pytest.mark.parametrize("options", [{}, {"reasoning": "scored"}, {"mode": "monitor"}])
@@ -311,21 +331,20 @@ def test_stop_sequence_that_cuts_a_message(serve: Serve, options: dict[str, Any]
     """As in process, where no server has stopped at it."""
     server = serve(Said("The river is wide. It runs to the sea OVER there."), **options)
     text = "The river is wide. It runs to the sea "
-    assert_ended(Messages(server.url), text, "stop_sequence", "OVER")
+    with closing(Messages(server.url)) as api:
+        assert_ended(api, text, "stop_sequence", "OVER")
 
 
-def test_id_of_a_message_and_of_an_error(server: Running, upstream: TextServer) -> None:
+def test_id_of_a_message_and_of_an_error(messages: Messages, upstream: TextServer) -> None:
     says(upstream, Said(TEXT))
-    api = Messages(server.url)
-    assert api.whole(extra_headers={"x-request-id": "mine"})._request_id == "mine"
+    assert messages.whole(extra_headers={"x-request-id": "mine"})._request_id == "mine"
     with pytest.raises(anthropic.BadRequestError) as caught:
-        api.whole(max_tokens=0)
+        messages.whole(max_tokens=0)
     assert caught.value.request_id
 
 
 def test_message_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
-    with losing_its_scorer(upstream) as server:
-        api = Messages(server.url)
+    with losing_its_scorer(upstream) as server, closing(Messages(server.url)) as api:
         for ask, status in ((api.streamed, 200), (api.whole, 503)):  # the stream had begun
             with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
                 ask()
@@ -349,20 +368,19 @@ def test_waiting_stream_sends_pings() -> None:
 # /v1/responses
 
 
-def test_conversation_of_items(server: Running, upstream: TextServer) -> None:
-    api = Responses(server.url)
+def test_conversation_of_items(responses: Responses, upstream: TextServer) -> None:
     says(upstream, FINE, Said('{"place": "there"}'))
     turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}]
-    first = api.whole(
-        input=turns, instructions="Be kind.", tools=[api.tool], tool_choice="required"
+    first = responses.whole(
+        input=turns, instructions="Be kind.", tools=[responses.tool], tool_choice="required"
     )
     calls = [item.call_id for item in first.output if item.type == "function_call"]
     turns += [item.to_dict() for item in first.output]
     turns += [{"type": "function_call_output", "call_id": x, "output": "east"} for x in calls]
     schema = {"type": "json_schema", "name": "place", "schema": SCHEMA}
-    api.whole(
+    responses.whole(
         input=turns,
-        tools=[api.tool],
+        tools=[responses.tool],
         tool_choice={"type": "function", "name": "find"},
         text={"format": schema, "verbosity": "low"},
         reasoning={"effort": "low"},
@@ -396,34 +414,31 @@ def test_conversation_of_items(server: Running, upstream: TextServer) -> None:
     assert not {"store", "include", "input", "text", "reasoning"} & set(sent)
 
 
-def test_allowed_tools_pass(server: Running, upstream: TextServer) -> None:
+def test_allowed_tools_pass(responses: Responses, upstream: TextServer) -> None:
     says(upstream, FINE)
-    api = Responses(server.url)
     tools = [{"type": "function", "name": "find"}]
     chosen = {"type": "allowed_tools", "mode": "auto", "tools": tools}
-    whole = api.whole(tools=[api.tool], tool_choice=chosen)
+    whole = responses.whole(tools=[responses.tool], tool_choice=chosen)
     assert whole.tool_choice.to_dict() == chosen
     of_chat = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
     assert upstream.requests[-1]["tool_choice"] == of_chat
 
 
-def test_refusal_is_a_part_of_its_own(server: Running, upstream: TextServer) -> None:
-    api = Responses(server.url)
+def test_refusal_is_a_part_of_its_own(responses: Responses, upstream: TextServer) -> None:
     form = {"format": {"type": "json_object"}}
     says(upstream, Said("I cannot help.", field="refusal"))
-    whole = api.whole(text=form)
+    whole = responses.whole(text=form)
     refusal = {"type": "refusal", "refusal": "I cannot help."}
     assert whole.output[0].content[0].to_dict() == refusal
-    events, streamed = api.streamed(text=form)
+    events, streamed = responses.streamed(text=form)
     assert streamed.output[0].content[0].to_dict() == refusal
     assert events[4:6] == ["refusal.delta", "refusal.done"]
-    api.whole(input=[USER, whole.output[0].to_dict(), USER])
+    responses.whole(input=[USER, whole.output[0].to_dict(), USER])
     assert upstream.requests[-1]["messages"][1]["content"] == "I cannot help."
 
 
 def test_response_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
-    with losing_its_scorer(upstream) as server:
-        api = Responses(server.url)
+    with losing_its_scorer(upstream) as server, closing(Responses(server.url)) as api:
         events, response = api.streamed()
         assert (events[-1], response.error.code) == ("failed", "server_error")
         assert "the scorer is unavailable" in response.error.message
