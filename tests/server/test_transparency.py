@@ -450,8 +450,8 @@ def test_a_server_without_completions_answers_chats() -> None:
             assert "logit_bias" in server.http.get("/ready").json()["engine"]
 
 
-@pytest.mark.parametrize(("mode", "deadline"), [("enforce", 2), ("monitor", 0.5)])
-def test_gateway_before_a_server_that_comes_and_goes(mode: Any, deadline: float) -> None:
+@pytest.mark.parametrize(("mode", "deadline", "times"), [("enforce", 60.0, 1), ("monitor", 0.5, 2)])
+def test_server_that_comes_and_goes(mode: Any, deadline: float, times: int) -> None:
     upstream = TextServer()
     upstream.start()
     upstream.stop()  # it keeps its port
@@ -459,11 +459,11 @@ def test_gateway_before_a_server_that_comes_and_goes(mode: Any, deadline: float)
         OpenAIEngine(base_url=upstream.url, deadline=deadline, required=False) as engine,
         running(engine, RudeScorer(BAD), preset="backtrack", name=None, mode=mode) as server,
     ):
-        for _ in range(2):
+        for _ in range(times):
             wait_until(lambda: server.http.get("/ready").json().get("down") == ["engine"])
             began = time.monotonic()
             down = chat(server)
-            assert down.json()["error"]["code"] in ("engine_error", "deadline")
+            assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
             seconds = time.monotonic() - began
             assert seconds < 10
             assert seconds > 0.4 or mode == "enforce"  # at once if it was never reached
