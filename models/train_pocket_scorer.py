@@ -89,7 +89,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import probes
 
 from tide.evaluation.console import bundled_terms, term_hashes
-from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, calibrated, columns, fingerprint
+from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, columns, fingerprint
 
 Floats = NDArray[np.float64]
 
@@ -386,6 +386,13 @@ def fit_calibration(
 
     scale, offset = minimize(objective, np.array([1.0, 0.0]), jac=True, method="BFGS").x
     return float(scale), float(offset)
+
+
+def calibrated(logits: Floats, knots: Floats) -> Floats:
+    """Do for an array what `tide.scorers.pocket.calibrated` does for a logit."""
+    before, after = knots
+    outside = np.minimum(logits - before[0], 0.0) + np.maximum(logits - before[-1], 0.0)
+    return np.asarray(np.interp(logits, before, after) + outside)
 
 
 def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:

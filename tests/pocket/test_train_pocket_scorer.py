@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models.train_pocket_scorer import fit_knots, prose_part, read_ordinary
+from models.train_pocket_scorer import calibrated, fit_knots, prose_part, read_ordinary
 from scipy.special import expit, logit
 
 from tests.pocket.training import write_rows
-from tide.scorers.pocket import calibrated
+from tide.scorers import pocket
 
 
 def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
@@ -47,8 +47,12 @@ def test_knots_give_probabilities() -> None:
     wrong = logit(chance) - np.where(abs(logit(chance)) < 1.5, 0.8, 0.0)
     knots = fit_knots(wrong, labels, np.ones(20_000))
     assert (np.diff(knots) > 0).all()
+    shifted = calibrated(wrong, knots)
+    assert shifted.tolist() == [
+        pocket.calibrated(value, *knots.tolist()) for value in wrong.tolist()
+    ]
     off = []
-    for scores in (expit(wrong), expit(calibrated(wrong, knots))):
+    for scores in (expit(wrong), expit(shifted)):
         here = (scores > 0.15) & (scores < 0.3)
         off.append(abs(labels[here].mean() - scores[here].mean()))
     assert off[0] > 0.1

@@ -120,10 +120,10 @@ def test_numbers_score_as_other_numbers(number: str, scorer: PocketScorer) -> No
 
 
 def test_a_calibration_keeps_the_order_and_the_distances_beyond_its_knots() -> None:
-    knots = np.array([[-2.0, 0.0, 1.0], [-3.0, -1.0, 4.0]])
-    logits = np.array([-10.0, -2.0, -1.0, 0.0, 0.5, 1.0, 6.0])
+    knots = [-2.0, 0.0, 1.0], [-3.0, -1.0, 4.0]
+    logits = [-10.0, -2.0, -1.0, 0.0, 0.5, 1.0, 6.0]
     expected = [-11.0, -3.0, -2.0, -1.0, 1.5, 4.0, 9.0]
-    np.testing.assert_allclose(calibrated(logits, knots), expected)
+    assert [calibrated(logit, *knots) for logit in logits] == expected
 
 
 _WORDS = "the cat a b c d. (a b) I x-y @x www.a idi0t d*mn sooo women people gay ! !! 5 1st"

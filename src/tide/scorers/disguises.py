@@ -74,20 +74,16 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
     The reading of ordinary text is the text itself. look_alikes: replace letters that look Latin.
     """
-    read = [text] if is_ordinary(text) else _displayed(text, look_alikes)
+    if is_ordinary(text):
+        plain = unmasked(text)
+        return (text,) if plain == text else (text, plain)
+    read = _displayed(text, look_alikes)
     return tuple(dict.fromkeys([*read, *map(unmasked, read)]))
 
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    if len(text) >= _SHORT:
-        return _ORDINARY.fullmatch(text) is not None
-    return not parts_of(text).where(_is_unusual)
-
-
-@lru_cache(maxsize=2**14)
-def _is_unusual(part: str) -> bool:
-    return _ORDINARY.fullmatch(part) is None
+    return _ORDINARY.fullmatch(text) is not None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
@@ -330,8 +326,7 @@ def _has_masks(part: str) -> bool:
 
 
 def _read_part(part: str, read: Any) -> Any:
-    is_short = len(part) <= _LONGEST_PART
-    return read(part) if is_short else read.__wrapped__(part)
+    return read(part) if len(part) <= _LONGEST_PART else read.__wrapped__(part)
 
 
 class Parts:
@@ -345,7 +340,7 @@ class Parts:
     """
 
     def __init__(self, text: str) -> None:
-        self.text, self.size = text, text.count(" ") + 1
+        self.text = text
         self.head, _, _ = text.rpartition(" ")  # without the last part, which may grow
         self.values: dict[Any, Any] = {}
         self._known: dict[Any, Any] = {}
@@ -382,11 +377,12 @@ class Parts:
                 read = enumerate(self.text.split(" "))
                 numbers = [number for number, part in read if _read_part(part, test)]
             else:
-                gone, end = self._gone, self.size - len(self._new)
-                numbers = [number - gone for number in known if 0 < number - gone < end]
-                near = [(0, self._first), *enumerate(self._new, end)]
-                numbers += [number for number, part in near if _read_part(part, test)]
-                numbers.sort()
+                gone, end = self._gone, self.text.count(" ") + 1 - len(self._new)
+                numbers = [0] if _read_part(self._first, test) else []
+                numbers += [number - gone for number in known if 0 < number - gone < end]
+                for number, part in enumerate(self._new, end):
+                    if _read_part(part, test):
+                        numbers.append(number)
             self.values[test] = numbers
         return numbers
 
@@ -409,11 +405,11 @@ def _ended_with(head: str) -> Parts | None:
     A much longer one is another window of the text, from which this one has not grown.
     """
     alike = _newest.get(head[-_TAIL:], ()) if head else ()
-    most = len(head) + _MOST_GONE
-    longer = [
-        parts for parts in reversed(alike) if len(parts.head) <= most and parts.head.endswith(head)
-    ]
-    return min(longer, key=lambda parts: len(parts.head), default=None)
+    found, most = None, len(head) + _MOST_GONE
+    for parts in reversed(alike):
+        if len(parts.head) <= most and parts.head.endswith(head):
+            found, most = parts, len(parts.head) - 1  # of two equal ones, the newer
+    return found
 
 
 def parts_of(text: str) -> Parts:

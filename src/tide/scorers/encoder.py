@@ -149,7 +149,8 @@ class EncoderScorer(PlainScorer):
         ]
         if not self._warned:
             self._warn_of_other_languages(exchanges)
-        return sigmoid(self.shape.scale * self.outputs(exchanges) + self.shape.offset)
+        logits = self.shape.scale * self.outputs(exchanges) + self.shape.offset
+        return np.array([sigmoid(logit) for logit in logits.tolist()])
 
     def _warn_of_other_languages(self, exchanges: Sequence[Exchange]) -> None:
         """Warn once if a text is mostly in another language: its score means nothing."""
