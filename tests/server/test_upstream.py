@@ -20,7 +20,7 @@ from tests.server.running import Running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError, ScorerUnavailableError
 
-# A connection that hangs takes seconds; the engine's own tests cover it.
+# A connection that hangs takes seconds, and has a test of its own.
 NAMES = [name for name in FAULTS if name != "hangs"]
 
 

@@ -135,6 +135,18 @@ def test_what_is_no_answer(text_engine: OpenAIEngine, upstream: TextServer, even
 
 
 @pytest.mark.parametrize(
+    "asks", [{}, {**ASKS, "tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
+)
+def test_calls_that_nobody_asked_for_are_refused(
+    text_engine: OpenAIEngine, upstream: TextServer, asks: dict[str, Any]
+) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    upstream.message = lambda body: [calling(F), end]
+    with pytest.raises(CompletionError, match="called a tool although the request had no tools"):
+        answered(text_engine, Chat.of([USER], asks))
+
+
+@pytest.mark.parametrize(
     ("text", "reasoning", "rest"),
     [
         ("<think>They ask.</think>\n\nFine.", "They ask.", "\n\nFine."),
