@@ -75,7 +75,7 @@ PAUSE = {
     "x-ratelimit-remaining-tokens": "0",
     "x-should-retry": "true",
 }
-NOT_PASSED = {"x-ratelimit-reset-tokens": "\u00e9", "x-other": "1"}
+NOT_PASSED = {"x-ratelimit-reset-tokens": "words of a server", "x-other": "1"}
 
 
 def slow_down(code: Any) -> dict[str, Any]:

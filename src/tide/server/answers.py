@@ -85,8 +85,7 @@ class Refused(Exception):
             return cls(502, message, "server_error", code="upstream_refused")
         refused = cls(reply.status, reply.message(), again=True)
         for header, told in reply.headers.items():
-            is_passed = header in _ABOUT_RETRIES or header.startswith("x-ratelimit-")
-            if is_passed and told.isascii():
+            if _ABOUT_RETRIES.fullmatch(header) and _WHEN.fullmatch(told):
                 refused.headers[header] = told
         for name in ("type", "param", "code"):
             value = reply.error().get(name)
@@ -200,8 +199,14 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# Headers of errors that OpenAI's and Anthropic's clients read.
-_ABOUT_RETRIES = ("retry-after", "retry-after-ms", "x-should-retry")
+# Headers of errors that OpenAI's and Anthropic's clients read. Their values are no text that a
+# model may have written: numbers, durations such as 6m0s, dates.
+_ABOUT_RETRIES = re.compile(
+    r"retry-after(-ms)?|x-should-retry|x-ratelimit-(limit|remaining|reset)(-requests|-tokens)?"
+)
+_WHEN = re.compile(
+    r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT"
+)
 # The fields of a chat, as errors name them, in the requests of other APIs that become chats.
 _NAMES = {
     "/v1/responses": {
