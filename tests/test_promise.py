@@ -17,12 +17,13 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -31,7 +32,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import command
-from tests.engines.openai.server import TextServer
 from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.cli.display import on_one_line
@@ -44,7 +44,6 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, is_blank, is_nearly_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
@@ -375,28 +374,18 @@ def test_it_holds_with_asyncio(
 
 # The command line
 
-NOW: dict[str, Any] = {}  # the objects to which the names "babbler" and "oracle" now refer
-
-
-@pytest.fixture(scope="module")
-def names() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES._targets, "babbler", lambda *_, **__: NOW["babbler"])
-        # A function with parameters would be a scorer itself.
-        patch.setitem(SCORERS._targets, "oracle", lambda: NOW["oracle"])
-        yield
-
 
 def printed(
     settings: dict[str, Any], world: dict[str, Any], shape: str
 ) -> tuple[Oracle, list[str]]:
     """Run `tide run`; returns the oracle, and the lines that it printed or wrote to its file."""
-    oracle = NOW["oracle"] = Oracle(settings, world)
-    NOW["babbler"] = Babbler(world)
-    assert load_scorer("oracle") is oracle
+    oracle, babbler = Oracle(settings, world), Babbler(world)
     out, err = io.StringIO(), io.StringIO()
     with (
         TemporaryDirectory() as folder,
+        patch.dict(ENGINES._targets, babbler=lambda *_, **__: babbler),
+        # A function with parameters would be a scorer itself.
+        patch.dict(SCORERS._targets, oracle=lambda: oracle),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -418,7 +407,6 @@ def printed(
     return oracle, out.getvalue().splitlines()
 
 
-@pytest.mark.usefixtures("names")
 @examples(8, 1000)
 @given(overrides, worlds, st.sampled_from(["jsonl", "file"]))
 def test_what_is_printed_or_kept_was_scored(
@@ -429,7 +417,6 @@ def test_what_is_printed_or_kept_was_scored(
         oracle.check_record(row["prompt"], row["text"], row["toxicity"], row["accepted"])
 
 
-@pytest.mark.usefixtures("names")
 @examples(4, 100)
 @given(overrides, worlds.map(lambda world: {**world, "fails": 0, "ways": []}))
 def test_bare_texts_are_those_of_the_objects(
@@ -535,12 +522,6 @@ def test_what_a_client_is_shown_was_scored(
     check_answer(Babbler(world), settings, world, stream, path)
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[OpenAIEngine]:
-    with TextServer() as upstream, OpenAIEngine("tiny", base_url=upstream.url) as engine:
-        yield engine
-
-
 @examples(15, 5000)
 @given(
     overrides,
@@ -550,11 +531,11 @@ def gateway() -> Iterator[OpenAIEngine]:
     st.sampled_from(OPENAI + TRANSLATED),
 )
 def test_what_a_gateway_lets_through_was_scored(
-    gateway: OpenAIEngine,
+    text_engine: OpenAIEngine,
     settings: dict[str, Any],
     strategy: str,
     world: dict[str, Any],
     stream: bool,
     path: str,
 ) -> None:
-    check_answer(gateway, settings | {"strategy": strategy}, world, stream, path)
+    check_answer(text_engine, settings | {"strategy": strategy}, world, stream, path)
