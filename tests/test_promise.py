@@ -453,44 +453,28 @@ def body_of(path: str, prompt: str) -> tuple[dict[str, Any], str | Chat]:
 
 
 def texts_in(value: Any) -> list[str]:
-    """The field `text` of all objects in a value."""
+    """The strings in the fields `text` and `content` of all objects in a value."""
     if isinstance(value, list):
         return [text for member in value for text in texts_in(member)]
     if not isinstance(value, dict):
         return []
-    within = [text for name, member in value.items() if name != "text" for text in texts_in(member)]
-    return [value["text"], *within] if "text" in value else within
+    fields = (value.get("text"), value.get("content"))
+    return [field for field in fields if isinstance(field, str)] + texts_in([*value.values()])
 
 
-def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
-    """The texts that a client is shown, in order."""
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    events = [json.loads(line) for line in lines if line[:1] == "{"]
-    if any("type" in event or "output" in event for event in events):
-        return translated_pieces(events, stream)
-    shown = [choice for event in events for choice in event.get("choices", [])]
-    texts = [
-        choice["text"]
-        if "text" in choice
-        else choice.get("message", choice.get("delta")).get("content", "")
-        for choice in shown
-    ]
-    return [text for text in texts if text]
-
-
-def translated_pieces(events: list[dict[str, Any]], stream: bool) -> list[str]:
-    """Like `pieces_of`, for /v1/responses and /v1/messages. Later events repeat a whole text."""
-    if not stream:
-        return texts_in([event.get(name, []) for event in events for name in ("output", "content")])
+def pieces_of(answer: httpx.Response) -> list[str]:
+    """The texts that a client is shown, in order. Events of /v1/responses repeat the whole text."""
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
     pieces: list[str] = []
-    for event in events:
-        if event["type"] == "content_block_delta":
-            pieces += texts_in(event["delta"])
-        elif event["type"] == "response.output_text.delta":
+    for event in [json.loads(line) for line in lines if line.startswith("{")]:
+        kind = event.get("type", "")
+        if kind == "response.output_text.delta":
             pieces.append(event["delta"])
-        else:
+        elif kind.startswith("response."):
             assert {*texts_in(event)} <= {"", "".join(pieces)}
-    return pieces
+        else:
+            pieces += texts_in(event)
+    return [piece for piece in pieces if piece]
 
 
 def check_answer(
@@ -505,7 +489,7 @@ def check_answer(
     else:  # the server of a gateway runs in the loop of its engine
         answer = engine.portal.run(answered, *request)
     assert answer.status_code in (200, 500, 503), answer.text
-    shown = pieces_of(answer, stream)
+    shown = pieces_of(answer)
     if stream:
         reader = Reader(oracle, prompt)
         for piece in shown:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never
+from tests.runtime.world import SETTINGS, Reader
+from tide.core.chat import Chat
 from tide.detoxifier.sync import Detoxifier
 from tide.runtime.protected import is_protected
 
@@ -39,30 +38,27 @@ def test_words_of_names_quotations_code_and_numbers(before: str, word: str, expe
     assert is_protected(before, word, "Who is Ann?") is expected
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_a_chat_ends_before_a_name_that_fails(is_chat: bool) -> None:
+CHAT = Chat.said("Who is Dick?")
+
+
+@pytest.mark.parametrize("pace", ["word", "sentence"])
+@pytest.mark.parametrize(
+    ("prompt", "before", "expected", "reason"),
+    [
+        (CHAT, " We met", " We met", "content_filter"),
+        (CHAT, "Oh,", "Oh,", "content_filter"),
+        pytest.param(CHAT, "I", "", "length", id="nearly empty text is no answer"),
+        pytest.param("Who?", " We met", " We met Ann there.", "length", id="no chat"),
+    ],
+)
+def test_a_chat_ends_before_a_name_that_fails(
+    prompt: str | Chat, before: str, expected: str, reason: str, pace: str
+) -> None:
     """The word before it is not blamed, and the name is not shown."""
-
-    class Naming(Storyteller):
-        def _story(self, request: Any) -> Any:
-            ids, reason = super()._story(request)
-            return [self._id(" Dick") if i == self._id(" w4") else i for i in ids], reason
-
-    settings: dict[str, Any] = {**SETTINGS, "strategy": "backtrack:pace=word"}
-    detox = Detoxifier(Naming(never), scorer=Reader(lambda text: "Dick" in text), **settings)
-    if is_chat:
-        trial = detox.chat([{"role": "user", "content": "who now"}]).best
-        assert trial.text == " Good0 w1 w2 w3"
-        assert (trial.accepted, trial.returned.finish_reason) == (True, "content_filter")
-    else:
-        trial = detox(PROMPT).best
-    assert len(trial.trace) == (2 if is_chat else 12 + 1)
-
-
-@pytest.mark.parametrize(("before", "shown"), [("Oh,", "Oh,"), ("I", "")])
-def test_nearly_empty_text_before_a_name_is_no_answer(before: str, shown: str) -> None:
-    engine = FakeEngine(f"{before} Dick is here today.")
-    scorer = Reader(lambda text: "Dick" in text)
-    detox = Detoxifier(engine, scorer=scorer, **{**SETTINGS, "on_unresolved": "refuse"})
-    trial = detox.chat([{"role": "user", "content": "Who is Dick?"}]).best
-    assert (trial.text, trial.accepted) == (shown, shown != "")
+    engine = FakeEngine(f"{before} Dick is here today.", " Ann there.")
+    settings = {**SETTINGS, "strategy": f"backtrack:pace={pace},lag=0", "on_unresolved": "refuse"}
+    detox = Detoxifier(engine, scorer=Reader(lambda text: "Dick" in text), **settings)
+    trial = detox(prompt).best
+    assert (trial.text, trial.accepted) == (expected, expected != "")
+    assert trial.returned.finish_reason == reason
+    assert len(engine.requests) == (1 if prompt == CHAT else 2)

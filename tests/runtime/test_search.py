@@ -16,7 +16,6 @@ from tide.core.chat import Chat
 from tide.core.errors import CompletionError, InputError, StrategyError
 from tide.core.settings import Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Prompt
 from tide.runtime.search import start_of
 from tide.search import REGISTRY
 from tide.search.base import Candidate, Strategy
@@ -127,22 +126,13 @@ def test_text_that_loops_is_accepted_only_if_the_models_own_text_loops(
     assert (trial.text, trial.accepted) == (returned, accepted)
 
 
-@pytest.mark.parametrize("strategy", ["resample:max_iterations=1", "random-walk"])
-def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves(strategy: str) -> None:
+def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves() -> None:
     """Such as the end of a text, after which a model writes without a prompt."""
-
-    class Special(FakeEngine):
-        def _encode(self, text: str) -> Prompt:
-            prompt = super()._encode(text)
-            return replace(prompt, fixed_mask=(True,) * len(prompt.token_ids))
-
-    with Special("kind words") as engine:
-        detox = Detoxifier(engine, scorer=ReadingScorer(), strategy=strategy)
-        if strategy == "random-walk":
-            with pytest.raises(InputError, match="only special tokens"):
-                detox("so")
-        else:
-            assert detox("so").text == "kind words"
+    with scripted_engine() as engine:
+        prompt = replace(engine.encode("so"), fixed_mask=(True,))
+        assert start_of(prompt, Settings(), 0, engine, moves=False).movable.tolist() == [True]
+        with pytest.raises(InputError, match="only special tokens"):
+            start_of(prompt, Settings(), 0, engine)
 
 
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
