@@ -16,7 +16,7 @@ from tide.core.errors import InputError, StrategyError
 from tide.core.settings import Settings
 from tide.search import REGISTRY, load_strategy, resolve_settings
 from tide.search.base import Candidate, Point, Problem, Steps, Strategy
-from tide.search.tide import TideStrategy
+from tide.search.tide import TideStrategy, estimate_gradient
 
 # Nothing passes.
 HARD: dict[str, Any] = {"toxicity_threshold": 1e-12, "max_iterations": 4}
@@ -107,6 +107,15 @@ def test_moves_the_movable_rows_alone(name: str) -> None:
 
 
 # The estimator, and what it is computed from
+
+
+def test_estimate_by_hand() -> None:
+    perturbations, differences = (
+        torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]]),
+        torch.tensor([0.4, -0.2]),
+    )
+    estimate = estimate_gradient(perturbations, differences, mu=0.2)
+    torch.testing.assert_close(estimate, torch.tensor([[1.0, -1.0]]))
 
 
 def test_the_estimate_uses_the_rounded_step() -> None:
