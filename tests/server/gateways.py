@@ -14,7 +14,6 @@ from tide.core.errors import ScorerUnavailableError
 from tide.engines.openai.engine import OpenAIEngine
 
 BAD = "dull"
-USER: dict[str, Any] = {"role": "user", "content": "Tell me about the town."}
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 TEXT = "The river is wide. It runs to the sea. The town is on its left bank."
 # Passed on unchanged, with null values and unknown fields.
@@ -42,13 +41,9 @@ def gateway(
         yield server
 
 
-def chat(server: Running, **body: Any) -> Any:
-    return server.post("/v1/chat/completions", {"messages": [USER], **body})
-
-
 def choice_of(server: Running, **body: Any) -> Any:
     """The answer to a chat."""
-    answer = chat(server, **body)
+    answer = server.chat(**body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]
 

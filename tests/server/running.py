@@ -39,6 +39,14 @@ uvicorn.server.asyncio = SimpleNamespace(  # type: ignore[attr-defined]
 )
 MODEL = "scripted"
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
+USER: dict[str, Any] = {"role": "user", "content": "Tell me about the town."}
+# A request to each of the APIs that write text.
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 5},
+}
 # Seconds that a test waits before it fails; on a busy machine every step may take many.
 PATIENCE = 120.0
 
@@ -55,6 +63,9 @@ class Running:
 
     def ask(self, prompt: Any = "a second one", **more: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": prompt, **more})
+
+    def chat(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": [USER], **body})
 
     def post(self, path: str, body: Any) -> httpx.Response:
         """Post `body` as JSON, even if it holds lone surrogates or NaN."""
@@ -95,6 +106,7 @@ def running(
     drain: float = 5,
     preset: str = "relative",  # the scripted engine's texts depend on embeddings
     name: str | None = MODEL,
+    tracing: Any = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends, then close everything."""
@@ -108,7 +120,8 @@ def running(
         closing(Policies(line, policies, limits=limits, keys=secrets)) as made,
     ):
         made.start(engine)
-        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
+        monitor = Monitor(made, monitor_log, monitor_texts)
+        app = create_app(made, name, monitor, tracing=tracing)
         portal = None if engine.in_process else engine.portal
         with listening(app, drain, portal) as (url, server):
             started = Running(url, engine, scorer, made, server)

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import Babbler, FakeEngine, FakeScorer, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.server.running import BACKTRACK, MODEL, Running, running
-from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.server import app
 from tide.server.limits import Limits
@@ -112,17 +112,6 @@ def test_stream_of_another_text(mode: Mode, method: str, monkeypatch: pytest.Mon
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal"
     texts = [json.loads(piece.removeprefix("data: "))["choices"][0]["text"] for piece in pieces]
     assert "".join(texts).isupper()
-
-
-def test_chat(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "seed": 3, "max_tokens": 9}
-    message = client.chat.completions.create(messages=SAID, **asked).choices[0].message
-    assert message.role == "assistant"
-    assert read([message.content or ""]) < [0.5]
-    chunks = list(client.chat.completions.create(messages=SAID, stream=True, **asked))
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
-    assert chunks[-1].choices[0].finish_reason == "length"
 
 
 def test_an_empty_text_is_given_as_none() -> None:

@@ -10,18 +10,8 @@ import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import TextServer
-from tests.server.gateways import (
-    ARGUMENTS,
-    BAD,
-    FINE,
-    PARAMETERS,
-    USER,
-    Serve,
-    chat,
-    choice_of,
-    says,
-)
-from tests.server.running import Running, counted, wait_until, written
+from tests.server.gateways import ARGUMENTS, BAD, FINE, PARAMETERS, Serve, choice_of, says
+from tests.server.running import USER, Running, counted, wait_until, written
 from tide.core.chat import forms_of
 from tide.server.schemas import ChatRequest
 
@@ -338,7 +328,7 @@ def called_before(arguments: str = "{}", result: str = "sunny") -> list[dict[str
     ],
 )
 def test_scored_prompt(serve: Serve, upstream: TextServer, turns: Any, refused: bool) -> None:
-    answer = chat(serve(Said("Fine."), refuse_prompt_above=0.5), messages=turns)
+    answer = serve(Said("Fine."), refuse_prompt_above=0.5).chat(messages=turns)
     if refused:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter")
         assert not upstream.requests

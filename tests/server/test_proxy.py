@@ -15,9 +15,10 @@ from tests.engines.openai.messages import Said
 from tests.engines.openai.server import Broken, TextServer
 from tests.fakes import HeldScorer, RudeScorer
 from tests.hostile import KEY
-from tests.server.gateways import BAD, TOOL, USER, gateway, says
+from tests.server.gateways import BAD, TOOL, gateway, says
 from tests.server.running import (
     PATIENCE,
+    USER,
     Running,
     counted,
     running,

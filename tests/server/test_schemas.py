@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tests.server.running import Running, running
+from tests.server.running import ASKED, USER, Running, running
 from tests.worlds import scripted_engine
 from tide.core.settings import Sampling
 from tide.server.answers import ReplyShape
@@ -19,18 +19,11 @@ from tide.server.limits import Limits
 from tide.server.schemas import ChatRequest, CompletionRequest
 from tide.server.scoring import AnalyzeRequest, ModerationRequest
 
-USER = {"role": "user", "content": "a second one"}
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     with running(limits=Limits(max_tokens=50, max_choices=4)) as found:
         yield found
-
-
-def chat(server: Running, messages: Any = None, **more: Any) -> Any:
-    messages = [USER] if messages is None else messages
-    return server.http.post("/v1/chat/completions", json={"messages": messages, **more})
 
 
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
@@ -41,12 +34,6 @@ ANSWER = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
 
 
 WITH_CALL = [USER, CALLS, ANSWER]
-BASE: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "x"},
-    "/v1/chat/completions": {"messages": [USER]},
-    "/v1/responses": {"input": "x"},
-    "/v1/messages": {"messages": [USER], "max_tokens": 5},
-}
 # Values that are refused, by field.
 VALUES: dict[str, list[Any]] = {
     "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
@@ -134,7 +121,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
 def test_what_cannot_be_done_is_refused_by_the_client_s_name(
     server: Running, path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    answer = server.post(path, {**BASE[path], **body})
+    answer = server.post(path, {**ASKED[path], **body})
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert answer.headers["x-should-retry"] == "false"
@@ -182,8 +169,10 @@ PART = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
 def test_forms_of_messages(server: Running, turn: int, as_sent: dict[str, Any]) -> None:
     messages = [*TURNS]
     messages[turn] = messages[turn] | as_sent
-    answer = chat(server, messages, seed=1, presence_penalty=0.5, stream_options={"no_such": 1})
-    assert answer.json()["choices"] == chat(server, TURNS, seed=1).json()["choices"]
+    answer = server.chat(
+        messages=messages, seed=1, presence_penalty=0.5, stream_options={"no_such": 1}
+    )
+    assert answer.json()["choices"] == server.chat(messages=TURNS, seed=1).json()["choices"]
     request = ChatRequest.model_validate({"messages": messages})
     assert request.chat() == ChatRequest.model_validate({"messages": TURNS}).chat()
 
@@ -193,7 +182,7 @@ def test_forms_of_messages(server: Running, turn: int, as_sent: dict[str, Any]) 
 def test_name_of_max_tokens_in_an_error(server: Running, name: str, stream: bool) -> None:
     for content, tokens in (("x", 5000), ("x", 0), ("x " * 200, 9)):
         messages = [{"role": "user", "content": content}]
-        error = chat(server, messages, stream=stream, **{name: tokens}).json()["error"]
+        error = server.chat(messages=messages, stream=stream, **{name: tokens}).json()["error"]
         assert f"lower {name}" in error["message"] or error["message"].startswith(f"{name}: ")
         assert error["param"] in (name, None)
 
@@ -214,7 +203,7 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
 def test_media_type_of_a_page_and_of_a_client(server: Running, kind: str | None) -> None:
     """Pages of other sites may send a server on this machine all but what is called JSON."""
     headers = {} if kind is None else {"content-type": kind}
-    for path, body in (*BASE.items(), ("/v1/moderations", {"input": "x"})):
+    for path, body in (*ASKED.items(), ("/v1/moderations", {"input": "x"})):
         content = json.dumps(body)
         assert server.http.post(path, content=content, headers=headers).status_code == 200
         headers_of_page = {**headers, "origin": "http://127.0.0.1:1"}
@@ -236,7 +225,7 @@ def test_media_type_of_a_page_and_of_a_client(server: Running, kind: str | None)
     ],
 )
 def test_forms_of_values(server: Running, as_sent: dict[str, Any], plain: dict[str, Any]) -> None:
-    answers = [chat(server, **{"seed": 1, **body}).json() for body in (as_sent, plain)]
+    answers = [server.chat(**{"seed": 1, **body}).json() for body in (as_sent, plain)]
     assert answers[0]["choices"] == answers[1]["choices"]
 
 
@@ -285,7 +274,7 @@ def test_settings_reach_the_engine() -> None:
         asked = sampling(server.ask(temperature=0.9, top_p=0.5, top_k=7, max_tokens=11))
         assert (asked.temperature, asked.top_p, asked.top_k) == (0.9, 0.5, 7)
         assert asked.max_new_tokens == 11
-        of_chat = sampling(chat(server, max_completion_tokens=12, max_tokens=13))
+        of_chat = sampling(server.chat(max_completion_tokens=12, max_tokens=13))
         assert of_chat.max_new_tokens == 12
         usual = sampling(server.ask())
         assert (usual.temperature, usual.max_new_tokens) == (0.3, 17)

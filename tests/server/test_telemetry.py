@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.fakes import Babbler, FakeScorer, RudeScorer
 from tests.server.running import (
     BACKTRACK,
-    MODEL,
-    listening,
     running,
     wait_for_forecasts,
     wait_until,
     written,
 )
-from tests.worlds import ReadingScorer, scripted_engine
 from tide.scorers.wrappers import ConfirmScorer
-from tide.server.app import create_app
-from tide.server.policies import CommandLine, Policies
 from tide.server.telemetry import Budget, Metrics
 
 
@@ -130,26 +124,22 @@ def ask(exporter: InMemorySpanExporter) -> Iterator[Ask]:
     """Answers a request, and returns its span, too."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    engine = scripted_engine()
-    line = CommandLine(engine.name, ReadingScorer(), preset="relative", overrides={})
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-1"}
 
     def of_server() -> list[ReadableSpan]:
         spans = exporter.get_finished_spans()
         return [span for span in spans if span.kind is SpanKind.SERVER]
 
-    def ask(path: str = "/v1/completions", **body: Any) -> tuple[httpx.Response, ReadableSpan]:
-        exporter.clear()
-        answer = http.post(path, json=body, headers=headers)
-        wait_until(lambda: bool(of_server()))
-        (span,) = of_server()
-        return answer, span
+    with running(tracing=provider) as server:
 
-    with closing(Policies(line)) as policies:
-        policies.start(engine)
-        app = create_app(policies, MODEL, tracing=provider)
-        with listening(app) as (url, _), httpx.Client(base_url=url, timeout=30) as http:
-            yield ask
+        def ask(path: str = "/v1/completions", **body: Any) -> tuple[httpx.Response, ReadableSpan]:
+            exporter.clear()
+            answer = server.http.post(path, json=body, headers=headers)
+            wait_until(lambda: bool(of_server()))
+            (span,) = of_server()
+            return answer, span
+
+        yield ask
 
 
 @pytest.mark.parametrize("stream", [False, True])

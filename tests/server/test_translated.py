@@ -23,13 +23,12 @@ from tests.server.gateways import (
     FINE,
     PARAMETERS,
     TEXT,
-    USER,
     Serve,
     gateway,
     losing_its_scorer,
     says,
 )
-from tests.server.running import Running
+from tests.server.running import USER, Running
 from tide.core.chat import Parts, ToolCall
 from tide.core.results import Usage
 from tide.server.answers import Refused

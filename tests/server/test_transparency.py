@@ -15,8 +15,8 @@ import pytest
 from tests.engines.openai.messages import Said
 from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text
 from tests.fakes import RudeScorer
-from tests.server.gateways import BAD, TOOL, USER, Serve, chat, choice_of, gateway, says, writes
-from tests.server.running import Running, running, wait_until, written
+from tests.server.gateways import BAD, TOOL, Serve, choice_of, gateway, says, writes
+from tests.server.running import USER, Running, running, wait_until, written
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.limits import Limits
 
@@ -33,13 +33,8 @@ def server(serve: Serve) -> Running:
 
 def test_request_gets_no_further_field(upstream: TextServer, server: Running) -> None:
     writes(upstream, [" kind"])
-    assert chat(server).status_code == 200
     assert server.ask("The weather").status_code == 200
-    stream = {"model": "tiny", **STREAM}
-    assert upstream.requests == [
-        {"messages": [USER], **stream},
-        {"prompt": "The weather", **stream},
-    ]
+    assert upstream.requests == [{"prompt": "The weather", "model": "tiny", **STREAM}]
 
 
 FIELDS: dict[str, Any] = {
@@ -57,6 +52,7 @@ NULLS = {"max_tokens": None, "temperature": None, "seed": None}
 @pytest.mark.parametrize(
     ("fields", "sent"),
     [
+        pytest.param({}, {}, id="none"),
         pytest.param(FIELDS, FIELDS, id="fields"),
         pytest.param(LIMITLESS, LIMITLESS, id="LM Studio's value for no limit"),
         pytest.param(OF_LUA, OF_LUA, id="numbers of Lua"),
@@ -94,7 +90,7 @@ def test_begun_answer_is_continued_and_repaired(upstream: TextServer, server: Ru
 
 def test_begun_answer_is_refused_if_the_server_begins_another() -> None:
     with TextServer(continues=False) as upstream, gateway(upstream) as server:
-        refused = chat(server, messages=[USER, BEGUN])
+        refused = server.chat(messages=[USER, BEGUN])
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
         assert "does not continue" in refused.json()["error"]["message"]
         assert not upstream.requests
@@ -123,7 +119,7 @@ def test_fields_of_other_requests(upstream: TextServer, server: Running) -> None
     server.ask("The weather", messages=[USER], Messages=[USER])
     assert upstream.requests[0]["prompt"] == "The weather"
     assert not any({"messages", "Messages"} & body.keys() for body in upstream.requests)
-    chat(server, Prompt="x", max_tokens=4)
+    server.chat(Prompt="x", max_tokens=4)
     assert not any("Prompt" in body for body in upstream.requests)
 
 
@@ -238,11 +234,11 @@ def test_filter_of_the_server(text: str, upstream: TextServer, server: Running) 
 
 def test_usage_is_the_servers_own(upstream: TextServer, server: Running) -> None:
     writes(upstream, [" kind", " people"])
-    whole = chat(server).json()
+    whole = server.chat().json()
     *_, last = server.events("/v1/chat/completions", messages=[USER], **STREAM)
     assert whole["usage"] == last["usage"] == USAGE
     says(upstream, Said("Fine.", calls=[("find", "{}")]))
-    assert chat(server, tools=[TOOL]).json()["usage"] == USAGE
+    assert server.chat(tools=[TOOL]).json()["usage"] == USAGE
 
 
 def test_details_of_usage_pass_and_are_translated(
@@ -256,7 +252,7 @@ def test_details_of_usage_pass_and_are_translated(
     monkeypatch.setattr("tests.engines.openai.server.USAGE", {**USAGE, **told})
     passed = {**USAGE, **told, "completion_tokens_details": {"reasoning_tokens": 2}}
     writes(upstream, [" kind", " people"])
-    assert chat(server).json()["usage"] == passed
+    assert server.chat().json()["usage"] == passed
     assert server.events(prompt="The weather", **STREAM)[-1]["usage"] == passed
     twice = server.ask(["The weather", "The river"], n=2).json()["usage"]
     assert twice["prompt_tokens_details"] == {"cached_tokens": 8, "cache_write_tokens": 2}
@@ -321,7 +317,7 @@ def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> Non
     with TextServer(refused=always) as upstream, gateway(upstream) as server:
         answer = server.ask("The weather", max_tokens=4, temperature=0).json()
         says(upstream, Said(calls=[("find", '{"a": 1}')]))
-        called = chat(server, tools=[TOOL]).json()
+        called = server.chat(tools=[TOOL]).json()
     text = answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] == sum(text.count(word) for word in WORDS)
     assert called["usage"]["completion_tokens"] == 6  # find {" a ": 1 }
@@ -393,7 +389,7 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     assert server.metric(altered) == before + 1
     if repaired is KIND:
         assert ("".join(pieces), reason) == ("".join(KIND), "stop")
-        assert len(pieces) > 6
+        assert len(pieces) > 3  # several may come together
     else:  # what was shown cannot be taken back
         assert ("".join(pieces), reason) == ("".join(RUDE[:5]), "content_filter")
     first, second = upstream.requests
@@ -445,7 +441,7 @@ def test_a_server_without_completions_answers_chats() -> None:
     with TextServer() as upstream:
         upstream.answer = lambda path, _: (404, {}) if path == "/v1/completions" else None
         with gateway(upstream) as server:
-            assert chat(server, max_tokens=4).status_code == 200
+            assert server.chat(max_tokens=4).status_code == 200
             assert server.ask("The weather").status_code == 404
             assert "logit_bias" in server.http.get("/ready").json()["engine"]
 
@@ -462,7 +458,7 @@ def test_server_that_comes_and_goes(mode: Any, deadline: float, times: int) -> N
         for _ in range(times):
             wait_until(lambda: server.http.get("/ready").json().get("down") == ["engine"])
             began = time.monotonic()
-            down = chat(server)
+            down = server.chat()
             assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
             seconds = time.monotonic() - began
             assert seconds < 10
@@ -471,7 +467,7 @@ def test_server_that_comes_and_goes(mode: Any, deadline: float, times: int) -> N
             with upstream:
                 wait_until(lambda: server.http.get("/ready").status_code == 200)
                 assert server.metric("tide_engine_up") == 1
-                answer = chat(server, max_tokens=4)
+                answer = server.chat(max_tokens=4)
                 assert answer.status_code == 200
                 assert answer.json().get("model", "tiny") == "tiny"
                 assert server.http.get("/version").json()["model"] == "tiny"
@@ -491,7 +487,7 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
         upstream.start()
         wait_until(lambda: "serves large; bans words by redraw" in server.http.get("/ready").text)
         upstream.requests.clear()
-        answer = chat(server, max_tokens=4)
+        answer = server.chat(max_tokens=4)
         assert answer.json()["model"] == upstream.requests[-1]["model"] == "large"
         assert len(upstream.requests) == 1  # it is probed once
 
@@ -506,7 +502,7 @@ def test_server_without_the_model_is_logged_once(caplog: pytest.LogCaptureFixtur
         upstream,
     ):
         reason = "has no model 'pocket'; set --model to one of: small, large"
-        wait_until(lambda: chat(server).status_code == 503 and reason in caplog.text)
+        wait_until(lambda: server.chat().status_code == 503 and reason in caplog.text)
         for _ in range(5):
             assert server.http.get("/ready").status_code == 503
         upstream.models = [{"id": "small"}]
@@ -518,7 +514,7 @@ def test_connections_to_the_server_are_kept(upstream: TextServer, server: Runnin
     writes(upstream, KIND)
     before = upstream.connections
     for _ in range(6):
-        assert chat(server).status_code == 200
+        assert server.chat().status_code == 200
     assert upstream.connections - before <= 1
 
 

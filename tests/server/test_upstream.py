@@ -15,8 +15,8 @@ import pytest
 from tests.engines.openai.faults import FAULTS, STATUSES, TOLD, changed, raw
 from tests.engines.openai.server import DONE, TextServer, data_of, told
 from tests.hostile import KEY
-from tests.server.gateways import BAD, USER, Serve, chat, gateway
-from tests.server.running import Running, wait_until
+from tests.server.gateways import BAD, Serve, gateway
+from tests.server.running import ASKED, Running, wait_until
 from tide import Detoxifier
 from tide.core.errors import CompletionError, ScorerUnavailableError
 
@@ -114,16 +114,11 @@ def test_error_of_the_server_is_the_clients(
 def test_client_is_not_blamed_for_the_key_of_the_gateway(
     status: int, mode: Any, upstream: TextServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bodies: dict[str, Any] = {
-        "/v1/completions": {"prompt": "x"},
-        "/v1/chat/completions": {"messages": [USER], "stream": True},
-        "/v1/responses": {"input": "x"},
-        "/v1/messages": {"messages": [USER], "max_tokens": 5},
-        "/v1/embeddings": {"input": "x"},
-    }
     with gateway(upstream, mode=mode) as server:
         upstream.answer = lambda *_: (status, {"error": {"message": "Incorrect API key"}})
-        answers = [server.post(path, body) for path, body in bodies.items()]
+        answers = [server.post(path, body) for path, body in ASKED.items()]
+        answers.append(server.post("/v1/embeddings", {"input": "x"}))
+        answers.append(server.ask(stream=True))
         answers.append(server.http.get("/v1/models"))
     for answer in answers:
         assert answer.status_code == 502
@@ -149,7 +144,7 @@ def test_answer_that_is_not_streamed(
         return 200, {"choices": [choice]}, {"Content-Type": "application/json"}
 
     upstream.answer = answer
-    said = chat(serve(), max_tokens=20, stream=stream)
+    said = serve().chat(max_tokens=20, stream=stream)
     assert said.status_code == 200
     assert (text in said.text) is passes
 
