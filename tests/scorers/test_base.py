@@ -25,7 +25,6 @@ from tide.detoxifier.sync import Detoxifier
 from tide.scorers import REGISTRY, load_scorer
 from tide.scorers.base import (
     Attributed,
-    CallableScorer,
     Exchange,
     Scorer,
     adapted,
@@ -181,6 +180,7 @@ def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
     assert texts == TEXTS
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
@@ -189,18 +189,32 @@ def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
         (KeyError("several\nlines"), ScorerError, "KeyError: 'several"),
         (SystemExit(0), ScorerError, "SystemExit"),
         (Unprintable(), ScorerError, "failed: Unprintable"),
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),  # Ctrl-C, in the main thread
+        (asyncio.CancelledError(), ScorerError, "ancelled"),
+        (KeyboardInterrupt(), ScorerError, ""),
     ],
 )
-def test_what_a_scorer_raises(error: BaseException, kind: type[BaseException], says: str) -> None:
-    def fail(texts: list[str]) -> list[float]:
-        raise error
+def test_what_a_scorer_raises(
+    error: BaseException, kind: type[ScorerError], says: str, waits: bool
+) -> None:
+    def fail_if_rude(texts: list[str]) -> list[float]:
+        if "rude" in texts:
+            raise error
+        return [0.25 for _ in texts]
 
-    with pytest.raises(kind) as caught:
-        score_texts(CallableScorer(fail), TEXTS)
-    assert type(caught.value) is kind
+    async def fail_later(texts: list[str]) -> list[float]:
+        return fail_if_rude(texts)
+
+    expected: type[BaseException] = kind
+    if isinstance(error, KeyboardInterrupt) and not waits:
+        expected = KeyboardInterrupt  # Ctrl-C in the main thread
+    scorer = load_scorer(fail_later if waits else fail_if_rude)
+    with pytest.raises(expected) as caught:
+        score_texts(scorer, ["rude"])
+    assert type(caught.value) is expected
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert score_texts(scorer, TEXTS).values.tolist() == [0.25] * 3
+    scorer.close()
 
 
 @pytest.mark.parametrize(

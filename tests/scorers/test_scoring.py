@@ -343,48 +343,12 @@ def test_all_calls_are_awaited_in_one_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "says"),
-    [
-        (TimeoutError("late"), ScorerUnavailableError, "late"),
-        (KeyboardInterrupt(), ScorerError, "KeyboardInterrupt"),
-        (asyncio.CancelledError(), ScorerError, "the work was cancelled$"),
-    ],
+    "around", [load_scorer, lambda scorer: MaxScorer([scorer, scorer]), CachedScorer]
 )
-def test_what_it_raises_is_an_error_and_never_a_score(
-    error: BaseException, kind: type[ScorerError], says: str
-) -> None:
-    async def fail_if_rude(texts: list[str]) -> list[float]:
-        if "rude" in texts:
-            raise error
-        return [0.25 for _ in texts]
-
-    scorer = load_scorer(fail_if_rude)
-    with pytest.raises(kind, match=says) as caught:
-        score_texts(scorer, ["rude"])
-    assert type(caught.value) is kind
-    assert score_texts(scorer, TEXTS).values.tolist() == [0.25] * 3
-    scorer.close()
-    with pytest.raises(ScorerError, match="the scorer is closed; make a new one"):
-        score_texts(scorer, TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("way", "around"),
-    [
-        ("deadline", load_scorer),
-        ("stream", lambda scorer: MaxScorer([scorer, scorer])),
-        ("task", load_scorer),
-        ("task", CachedScorer),
-        ("close", load_scorer),
-    ],
-)
-def test_who_leaves_cancels_the_call(way: str, around: Callable[[Any], Scorer]) -> None:
+async def test_task_that_is_cancelled_cancels_the_call(around: Callable[[Any], Scorer]) -> None:
     scorer = Hangs()
-    wrapped = around(scorer)
-    engine = scripted_engine()
-
-    async def leave() -> None:
-        async with AsyncDetoxifier(engine, scorer=wrapped) as detox:
+    with scripted_engine() as engine:
+        async with AsyncDetoxifier(engine, scorer=around(scorer)) as detox:
             task = asyncio.create_task(detox(PROMPTS[0]))
             assert await asyncio.to_thread(scorer.reached.wait, 20)
             task.cancel()
@@ -392,19 +356,23 @@ def test_who_leaves_cancels_the_call(way: str, around: Callable[[Any], Scorer]) 
                 await task
             assert await asyncio.to_thread(scorer.cancelled.wait, 2)
 
-    if way == "task":
-        asyncio.run(leave())
-    else:
-        with Detoxifier(engine, scorer=wrapped) as detox:
-            if way == "deadline":
-                with pytest.raises(DeadlineError):
-                    detox(PROMPTS[0], deadline=0.3)
-            else:
-                stream = detox.stream(PROMPTS[0])
-                assert scorer.reached.wait(20)
-                (stream if way == "stream" else detox).close()
-            assert scorer.cancelled.wait(10)
-    engine.close()
+
+def test_deadline_cancels_the_call() -> None:
+    scorer = Hangs()
+    with scripted_engine() as engine, Detoxifier(engine, scorer=scorer) as detox:
+        with pytest.raises(DeadlineError):
+            detox(PROMPTS[0], deadline=0.3)
+        assert scorer.cancelled.wait(10)
+
+
+@pytest.mark.parametrize("closed", ["stream", "detoxifier"])
+def test_close_cancels_the_call(closed: str) -> None:
+    scorer = Hangs()
+    with scripted_engine() as engine, Detoxifier(engine, scorer=scorer) as detox:
+        stream = detox.stream(PROMPTS[0])
+        assert scorer.reached.wait(20)
+        (stream if closed == "stream" else detox).close()
+        assert scorer.cancelled.wait(10)
 
 
 class Pausing(Storyteller):
