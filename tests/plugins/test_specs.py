@@ -74,8 +74,6 @@ def test_nested_specs_parse_to_the_same(spec: Spec) -> None:
         ("a,cache:b", ["a", "cache:b"]),
         ("cache:max:a,b", ["cache:max:a,b"]),
         ("a,windows:5:max:b,cache:c", ["a", "windows:5:max:b,cache:c"]),
-        ("(cache:max:a,b),c", ["(cache:max:a,b)", "c"]),
-        ("(max:a,b),c", ["(max:a,b)", "c"]),
         ("max:(cache:a),b", ["max:(cache:a),b"]),
         ("hf:ID#x,y", ["hf:ID#x", "y"]),
         ("(hf:ID#x,y),c", ["(hf:ID#x,y)", "c"]),
@@ -114,8 +112,6 @@ def test_formatted_value_is_no_alternative(value: str) -> None:
     [
         ("max:a,mean:b,c", Spec("max", inner=(
             Spec("a"), Spec("mean", inner=(Spec("b"), Spec("c")))))),
-        ("max:(mean:a,b),c", Spec("max", inner=(
-            Spec("mean", inner=(Spec("a"), Spec("b"))), Spec("c")))),
         ("windows:5:hf:/a/b:c", Spec("windows", None, "5", (Spec("hf", "/a/b:c"),))),
         ("hf:Mine", Spec("hf", "Mine")),
         ("mine:Mine", Spec("mine:Mine")),

@@ -110,10 +110,7 @@ def test_a_verdict_without_alternatives_is_no_safer_than_it_may_be(world: World)
 )
 def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
     scorer = load_scorer(f"guard:{model}@http://host:8000")
-    assert isinstance(scorer, RemoteGuard)
     assert scorer.name == f"guard:{model}@host:8000/v1#{family}"
-    assert scorer._family is KNOWN[family]
-    scorer.close()
 
 
 @pytest.mark.parametrize(
