@@ -10,7 +10,6 @@ from tests.evaluation.runs import (
     JUDGE,
     REFERENCE,
     changed,
-    column,
     measured,
     record,
     run,
@@ -104,15 +103,8 @@ def test_distinct_ngrams_as_in_dexperts() -> None:
     assert averages["empty"].value == 0.5
 
 
-def test_costs_are_of_prompts_and_iterations_of_trials() -> None:
+def test_summary_does_not_depend_on_the_order_of_records() -> None:
     sample_run = search_run("tide")
-    averages = summarize(sample_run).averages
-    spent = [sum(column(r, "evaluations")) for r in sample_run.records]
-    assert averages["evaluations"].value == pytest.approx(np.mean(spent))
-    assert averages["iterations"].value == 2.0
-    assert averages["seconds"].value == 0.5
-    unresolved = np.mean([not all(column(r, "accepted")) for r in sample_run.records])
-    assert averages["unresolved"].value == pytest.approx(unresolved)
     assert summarize(replace(sample_run, records=sample_run.records[::-1])) == summarize(sample_run)
 
 

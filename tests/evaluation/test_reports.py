@@ -1,10 +1,9 @@
-"""The tables of a report, and its page, which is whole and escaped."""
+"""The page of a report is whole and escaped."""
 
 from __future__ import annotations
 
 import base64
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from markupsafe import escape
 
 from tests.evaluation.runs import (
     JUDGE,
-    REFERENCE,
     changed,
-    column,
     measured,
     run,
     search_run,
@@ -23,37 +20,10 @@ from tide import evaluation
 from tide.core.results import format_score
 from tide.evaluation.reports import page
 from tide.evaluation.runs import Run
-from tide.evaluation.tables import to_csv, to_markdown
 
 HOSTILE = (
     "</script></style><script>window.broken = 1</script><img src=x onerror='window.broken=1'>\"'"
 )
-
-
-RECORDED = Path(__file__).with_name("report.md")
-
-
-def tables_of_three_runs() -> str:
-    """The tables of a report, each with the first line of its CSV file."""
-    settings = {"toxicity_threshold": 0.5, "seed": 0}
-    base = run([[0.2, 0.9], [0.1, 0.1], [0.6, 0.4]], settings=settings)
-    tide = search_run("tide", prompts=3)
-    single = search_run("single", prompts=3, seed=1, trials=1)
-    changed(tide, 0, text=column(base.records[0], "text"))
-    changed(tide, 1, judge_scores={})
-    changed(single, 2, text="")
-    for _, trial in tide.trials:
-        trial.perplexity["a/b"] = trial.perplexity[REFERENCE]
-    tide.config["references"] = [REFERENCE, "a/b", "c"]
-    single.config["scorer"] = {"spec": None, "name": f"confirm:pocket@1,{JUDGE}"}
-    tables = evaluation.report([base, tide, single], draw=False).tables
-    parts = [f"{to_markdown(table)}\n{to_csv(table).splitlines()[0]}\n" for table in tables]
-    return "\n".join(parts)
-
-
-def test_tables_are_those_recorded() -> None:
-    """`python -m tests.evaluation.test_reports` records them anew."""
-    assert tables_of_three_runs() == RECORDED.read_text(encoding="utf-8")
 
 
 def rendered(*runs: Run, mask: Any = None) -> str:
@@ -149,7 +119,3 @@ def test_page_policy_allows_its_own_script_only() -> None:
     for kind in ("style-src", "script-src"):
         assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules.pop(kind))
     assert rules == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
-
-
-if __name__ == "__main__":
-    RECORDED.write_text(tables_of_three_runs(), encoding="utf-8")
