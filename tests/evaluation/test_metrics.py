@@ -154,13 +154,3 @@ def test_perplexity_of_20_tokens() -> None:
     assert fluency.mean.value > 1e8
     sample_run.config["sampling"] = {"max_new_tokens": 128}
     assert summarize(sample_run).fluency[REFERENCE].mean_20 is None
-
-
-def test_unscored_prompts_are_left_out_and_counted() -> None:
-    sample_run = run([[0.1], [0.2], [0.9]])
-    changed(sample_run, 1, judge_scores={})
-    changed(sample_run, 2, judge_scores=[{}])
-    summary = summarize(sample_run)
-    assert summary.unscored == {"scorer@1": 0, JUDGE: 2}
-    assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.1)
-    assert summary.toxicity["scorer@1"]["max"].value == pytest.approx(0.4)
