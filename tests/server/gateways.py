@@ -10,7 +10,6 @@ from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import TextServer
 from tests.fakes import RudeScorer
 from tests.server.running import Running, running
-from tide.core.errors import ScorerUnavailableError
 from tide.engines.openai.engine import OpenAIEngine
 
 BAD = "dull"
@@ -61,21 +60,3 @@ def writes(server: TextServer, words: Sequence[str], repaired: Sequence[str] = (
         return list(repaired if repaired and body.get("logit_bias") else words), "stop"
 
     server.written = written  # type: ignore[method-assign]
-
-
-@contextmanager
-def losing_its_scorer(upstream: TextServer) -> Iterator[Running]:
-    """A gateway to a model that writes TEXT; its scorer fails in the last sentence."""
-
-    def scorer(texts: list[str]) -> list[float]:
-        if any("left" in text for text in texts):
-            raise ScorerUnavailableError("down")
-        return [0.0] * len(texts)
-
-    says(upstream, Said(TEXT))
-    upstream.pause = 0.02  # each event arrives alone
-    try:
-        with gateway(upstream, scorer, strategy="backtrack:pace=word,lag=0") as server:
-            yield server
-    finally:
-        upstream.pause = 0.0

@@ -32,12 +32,7 @@ from tests.server.running import (
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
-from tide.server.policies import (
-    CommandLine,
-    Policies,
-    Policy,
-    PolicyFile,
-)
+from tide.server.policies import CommandLine, Policies, Policy, PolicyFile
 
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
 FIVE = {

@@ -209,7 +209,7 @@ def test_missing_path(path: str, stream: bool, upstream: TextServer, server: Run
 
 
 def test_monitored_message_that_outlasts_the_drain_ends_with_an_error(
-    upstream: TextServer, text_engine: OpenAIEngine, monkeypatch: pytest.MonkeyPatch
+    upstream: TextServer, text_engine: OpenAIEngine
 ) -> None:
     """Without an error of its API, Anthropic's client takes the message for whole."""
     ended = threading.Event()
@@ -222,7 +222,7 @@ def test_monitored_message_that_outlasts_the_drain_ends_with_an_error(
         ended.wait(PATIENCE)
         handler.close_connection = True
 
-    monkeypatch.setattr(upstream, "_reply", begin)
+    upstream._reply = begin  # type: ignore[method-assign]
     body = {**OTHER_BODIES["/v1/messages"], "stream": True}
     options: dict[str, Any] = {"mode": "monitor", "strategy": "backtrack", "drain": 0.3}
     with (

@@ -20,13 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.fakes import Babbler, FakeScorer, RudeScorer
-from tests.server.running import (
-    BACKTRACK,
-    running,
-    wait_for_forecasts,
-    wait_until,
-    written,
-)
+from tests.server.running import BACKTRACK, running, wait_for_forecasts, wait_until, written
 from tide.scorers.wrappers import ConfirmScorer
 from tide.server.telemetry import Budget, Metrics
 

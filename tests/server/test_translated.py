@@ -18,18 +18,10 @@ from pydantic import TypeAdapter
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import TextServer
-from tests.server.gateways import (
-    ARGUMENTS,
-    FINE,
-    PARAMETERS,
-    TEXT,
-    Serve,
-    gateway,
-    losing_its_scorer,
-    says,
-)
+from tests.server.gateways import ARGUMENTS, FINE, PARAMETERS, TEXT, Serve, gateway, says
 from tests.server.running import USER, Running
 from tide.core.chat import Parts, ToolCall
+from tide.core.errors import ScorerUnavailableError
 from tide.core.results import Usage
 from tide.server.answers import Refused
 from tide.server.generation import Sent
@@ -170,6 +162,21 @@ def responses(server: Running) -> Iterator[Responses]:
         yield client
 
 
+@pytest.fixture
+def losing_its_scorer(upstream: TextServer) -> Iterator[Running]:
+    """A gateway to a model that writes TEXT; its scorer fails in the last sentence."""
+
+    def scorer(texts: list[str]) -> list[float]:
+        if any("left" in text for text in texts):
+            raise ScorerUnavailableError("down")
+        return [0.0] * len(texts)
+
+    says(upstream, Said(TEXT))
+    upstream.pause = 0.02  # each event arrives alone
+    with gateway(upstream, scorer, strategy="backtrack:pace=word,lag=0") as server:
+        yield server
+
+
 def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServer) -> None:
     says(upstream, FINE)
     whole = api.whole(tools=[api.tool])
@@ -186,8 +193,8 @@ def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServe
 
 
 @pytest.mark.parametrize("api", [Messages, Responses])
-def test_pieces_of_text(api: Any, upstream: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "pause", 0.02)  # each event arrives alone
+def test_pieces_of_text(api: Any, upstream: TextServer) -> None:
+    upstream.pause = 0.02  # each event arrives alone
     answers = {
         "stop": (Said(TEXT), TEXT),
         "length": (Said(TEXT, reason="length"), TEXT),
@@ -342,8 +349,8 @@ def test_id_of_a_message_and_of_an_error(messages: Messages, upstream: TextServe
     assert caught.value.request_id
 
 
-def test_message_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
-    with losing_its_scorer(upstream) as server, closing(Messages(server.url)) as api:
+def test_message_fails_if_the_scorer_dies_in_its_middle(losing_its_scorer: Running) -> None:
+    with closing(Messages(losing_its_scorer.url)) as api:
         for ask, status in ((api.streamed, 200), (api.whole, 503)):  # the stream had begun
             with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
                 ask()
@@ -436,8 +443,8 @@ def test_refusal_is_a_part_of_its_own(responses: Responses, upstream: TextServer
     assert upstream.requests[-1]["messages"][1]["content"] == "I cannot help."
 
 
-def test_response_fails_if_the_scorer_dies_in_its_middle(upstream: TextServer) -> None:
-    with losing_its_scorer(upstream) as server, closing(Responses(server.url)) as api:
+def test_response_fails_if_the_scorer_dies_in_its_middle(losing_its_scorer: Running) -> None:
+    with closing(Responses(losing_its_scorer.url)) as api:
         events, response = api.streamed()
         assert (events[-1], response.error.code) == ("failed", "server_error")
         assert "the scorer is unavailable" in response.error.message
