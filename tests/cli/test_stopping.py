@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -98,21 +97,17 @@ def test_stop_at_once_prints_nothing(
     assert stopped(command, tmp_path, number, begun) == ("", "stopped")
 
 
-def test_stop_while_a_server_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        connections = []
+def test_stop_while_a_server_does_not_answer(tmp_path: Path, upstream: TextServer) -> None:
+    asked, ended = Event(), Event()
 
-        def asked() -> bool:
-            with suppress(BlockingIOError):
-                connections.append(server.accept()[0])
-            return bool(connections)
+    def hang(*_: object) -> None:
+        asked.set()
+        ended.wait(20)
 
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        command = ["A prompt", "--engine", "openai", "--base-url", url]
-        assert stopped(command, tmp_path, signal.SIGINT, asked) == ("", "stopped")
-        for connection in connections:
-            connection.close()
+    upstream.answer = hang
+    command = ["A prompt", "--engine", "openai", "--base-url", upstream.url]
+    assert stopped(command, tmp_path, signal.SIGINT, asked.is_set) == ("", "stopped")
+    ended.set()
 
 
 RAISED = "import signal; signal.raise_signal(signal.SIGINT)"
