@@ -22,25 +22,10 @@ from tide.scorers.services import CATEGORIES
 
 KEY = "AIza-Not_A-Real+Key/0123456789=="
 
-# By name: HTTP status, error code and seconds of `Retry-After`.
-REFUSALS: dict[str, tuple[Any, ...]] = {
-    "burst": (429, "RESOURCE_EXHAUSTED"),
-    "come back later": (429, "RESOURCE_EXHAUSTED", 86_400),
-    "no credit": (429, "insufficient_quota"),
-    "broken": (500,),
-    "unavailable": (503,),
-    "denied": (401,),
-    "forbidden": (403, "PERMISSION_DENIED"),
-    "not there": (404,),
-    "gone": (410,),
-    "too long": (413,),
-    "bad request": (400, "invalid_request"),
-    "bad key": (400, "API_KEY_INVALID"),
-    "empty": (400, "COMMENT_EMPTY"),
-    "failed inference": (424,),
-}
 # Changes a correct answer (JSON).
 Change = Callable[[Any], Any]
+# A status, and optionally an error code and seconds of `Retry-After`.
+Refusal = tuple[Any, ...]
 
 
 def toxicity(text: str) -> float:
@@ -49,15 +34,17 @@ def toxicity(text: str) -> float:
 
 
 class Service:
-    """answer: maps a request's number (from 0) to "ok", a name of REFUSALS, another failure, or a
-    change of the correct answer. scored: how often each text got a correct answer.
+    """answer: maps a request's number (from 0) to "ok", another word, a refusal, or a change of the
+    correct answer. fails_at: a text of the requests that get this answer; the others are "ok".
+    scored: how often each text got a correct answer.
     """
 
     url = "http://service.test"
     about: ClassVar[dict[str, Any]] = {}  # answers to GET requests, by path
 
     def __init__(self) -> None:
-        self.answer: Callable[[int], str | Change] = lambda number: "ok"
+        self.answer: Callable[[int], str | Refusal | Change] = lambda number: "ok"
+        self.fails_at = ""
         self.requests: list[dict[str, Any]] = []
         self.transports: set[object] = set()
         self.scored: Counter[str] = Counter()
@@ -74,13 +61,12 @@ class Service:
         body = json.loads(request.content)
         answer = self.answer(len(self.requests))
         self.requests.append({"path": self.path, "headers": request.headers, "body": body})
-        if not isinstance(answer, str):
-            return httpx.Response(200, json=answer(self.right_answer(request)))
-        answer, only_if_rude, _ = answer.partition(" if rude")
-        if only_if_rude and "rude" not in json.dumps(body):
+        if self.fails_at not in json.dumps(body):
             answer = "ok"
-        if answer in REFUSALS:
-            return self._refuse(*REFUSALS[answer])
+        if callable(answer):
+            return httpx.Response(200, json=answer(self.right_answer(request)))
+        if isinstance(answer, tuple):
+            return self._refuse(*answer)
         if answer == "slow":
             await asyncio.sleep(3600)
         if answer == "hang up":

@@ -30,6 +30,7 @@ from tests.scorers.services.stand_ins import (
     GuardServer,
     Moderation,
     Perspective,
+    Refusal,
     Service,
     Tei,
     VllmPooling,
@@ -52,6 +53,7 @@ KINDS: dict[str, tuple[type[Service], str, Callable[[str], float]]] = {
     "perspective": (Perspective, "perspective", toxicity),
     "moderation": (Moderation, "openai-moderation", toxicity),
 }
+BURST = (429, "RESOURCE_EXHAUSTED")
 Made = tuple[Service, Any, Callable[[str], float]]
 
 
@@ -73,18 +75,18 @@ def world(request: pytest.FixtureRequest) -> Iterator[Made]:
 def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made) -> None:
     service, scorer, expected = world
     assert isinstance(scorer, Scorer)
-    service.answer = lambda number: "burst" if number in (1, 4) else "ok"
+    service.answer = lambda number: BURST if number in (1, 4) else "ok"
     scores = score_texts(scorer, [*TEXTS, TEXTS[0]]).values
     assert scores[:-1] == pytest.approx([expected(text) for text in TEXTS])
     assert set(service.scored.values()) == {1}
     assert scorer.score([]).shape == (0,)
 
 
-@pytest.mark.parametrize("failure", ["broken if rude", "bad json if rude"])
-def test_text_at_which_a_service_fails_fails_alone(world: Made, failure: str) -> None:
+@pytest.mark.parametrize("failure", [(500,), "bad json"])
+def test_text_at_which_a_service_fails_fails_alone(world: Made, failure: str | Refusal) -> None:
     """The service fails at all requests with one text, and scores the others."""
     service, scorer, expected = world
-    service.answer = lambda number: failure
+    service.answer, service.fails_at = lambda number: failure, "rude"
     groups = [TEXTS[:2], [TEXTS[2], "a rude text"], TEXTS[3:]]
     first, second, third = score_groups(scorer, groups)
     assert isinstance(second, ScorerError)
@@ -108,15 +110,15 @@ def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "failure"),
     [
-        ("vllm", "burst"),
-        ("tei", "broken"),
-        ("guard", "unavailable"),
+        ("vllm", BURST),
+        ("tei", (500,)),
+        ("guard", (503,)),
         ("moderation", "hang up"),
         *((kind, failure) for kind in KINDS for failure in ("bad json", lambda _: {})),
     ],
 )
 def test_a_passing_failure_is_tried_again_and_never_a_score(
-    kind: str, failure: str | Change
+    kind: str, failure: str | Refusal | Change
 ) -> None:
     with made(kind) as (service, scorer, expected):
         service.answer = lambda number: failure if number < 2 else "ok"
@@ -130,26 +132,27 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
 CODES = [
     (kind, ".* invalid_request" if kind in ("perspective", "moderation") else "") for kind in KINDS
 ]
-REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
-    ("vllm", "denied", ScorerRefusedError, "HTTP 401; check "),
+INVALID = (400, "invalid_request")
+REFUSALS: list[tuple[str, str | Refusal, type[ScorerError], str]] = [
+    ("vllm", (401,), ScorerRefusedError, "HTTP 401; check "),
     ("vllm", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check "),
     ("perspective", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check .*URL"),
-    ("guard", "not there", ScorerRefusedError, "HTTP 404 at /.*; check "),
-    *((kind, "bad request", ScorerError, rf"HTTP 400{c} \(texts: 1, char") for kind, c in CODES),
-    ("tei", "failed inference", ScorerError, r"HTTP 424 \(texts: 1"),
-    ("perspective", "come back later", ScorerUnavailableError, "retry in 86400 sec"),
-    ("tei", "too long", ScorerError, "longer than the model's context; use windows:SCORER"),
-    ("moderation", "no credit", ScorerRefusedError, "insufficient_quota; check OPENAI_API_KEY"),
-    ("perspective", "empty", ScorerError, r"COMMENT_EMPTY \(texts: 1, characters: 6\)$"),
-    ("perspective", "bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
-    ("perspective", "forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
-    ("perspective", "gone", ScorerRefusedError, "HTTP 410; check .*ends on 2026-12-31"),
+    ("guard", (404,), ScorerRefusedError, "HTTP 404 at /.*; check "),
+    *((kind, INVALID, ScorerError, rf"HTTP 400{c} \(texts: 1, char") for kind, c in CODES),
+    ("tei", (424,), ScorerError, r"HTTP 424 \(texts: 1"),
+    ("perspective", (*BURST, 86_400), ScorerUnavailableError, "retry in 86400 sec"),
+    ("tei", (413,), ScorerError, "longer than the model's context; use windows:SCORER"),
+    ("moderation", (429, "insufficient_quota"), ScorerRefusedError, "_quota; check OPENAI_API_KEY"),
+    ("perspective", (400, "COMMENT_EMPTY"), ScorerError, "COMMENT_EMPTY .*characters: 6"),
+    ("perspective", (400, "API_KEY_INVALID"), ScorerRefusedError, "INVALID; check PERSPECTIVE_API"),
+    ("perspective", (403, "PERMISSION_DENIED"), ScorerRefusedError, "PERMISSION_DENIED; check"),
+    ("perspective", (410,), ScorerRefusedError, "HTTP 410; check .*ends on 2026-12-31"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "failure", "error", "message"), REFUSALS)
 def test_a_refusal_is_not_tried_again(
-    kind: str, failure: str, error: type[ScorerError], message: str
+    kind: str, failure: str | Refusal, error: type[ScorerError], message: str
 ) -> None:
     with made(kind) as (service, scorer, _):
         service.answer = lambda number: failure
