@@ -58,10 +58,12 @@ def save_tokenizer(
     word_marks: bool = False,
     markers: Sequence[str] = (),
     template: str | None = None,
+    texts: Sequence[str] = _TEXT,
+    vocabulary: int = VOCAB,
 ) -> None:
     """A byte-level BPE tokenizer, or with `word_marks` one that marks word starts (Llama-like).
 
-    markers: further special tokens. template: the chat template.
+    markers: further special tokens. template: the chat template. texts: what it learns from.
     """
     bpe = Tokenizer(models.BPE(unk_token="<unk>" if word_marks else None))
     if word_marks:
@@ -73,12 +75,12 @@ def save_tokenizer(
         bpe.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
+        vocab_size=vocabulary,
         special_tokens=["<s>", "</s>", "<unk>", *markers],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    bpe.train_from_iterator(_TEXT, trainer)
+    bpe.train_from_iterator(texts, trainer)
     if bos:
         bpe.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 0)]

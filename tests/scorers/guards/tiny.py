@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from tests.models import save_tokenizer
 from tide.scorers.base import HEALTH_TEXT, Exchange
 from tide.scorers.guards import FAMILIES
 
-MARKERS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|guard|>"]
+MARKERS = ["<|user|>", "<|assistant|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
 _LEARNED = 0.01  # below this loss every answer is right on any machine
@@ -72,9 +73,9 @@ def save_guard(folder: Path) -> Path:
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     plain.chat_template = _TEMPLATE
     prompts = [prompt_of(plain, exchange) for exchange in learned]
-    tokenizer = _tokenizer([*prompts, *_ANSWERS * len(prompts)])
-    tokenizer.chat_template = _TEMPLATE
-    tokenizer.save_pretrained(folder)
+    texts = [*prompts, *_ANSWERS * len(prompts)]
+    save_tokenizer(folder, markers=MARKERS, template=_TEMPLATE, texts=texts, vocabulary=600)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     rows = []
     for exchange, prompt in zip(learned, prompts, strict=True):
         answer = _ANSWERS[toxic(exchange)] + "</s>"
@@ -85,23 +86,8 @@ def save_guard(folder: Path) -> Path:
     return folder
 
 
-def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=MARKERS, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>",
-        additional_special_tokens=MARKERS[2:], clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-
-
 def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int) -> Any:
-    torch.manual_seed(0)
+    torch.manual_seed(2)  # learns as fast as any
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     config = GPT2Config(
         vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=2, n_positions=max(256, longest),
