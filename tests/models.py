@@ -92,10 +92,14 @@ def save_tokenizer(
     tokenizer.save_pretrained(folder)
 
 
-def save_causal_lm(folder: Path, kind: str, **tokenizer_options: Any) -> Path:
-    """A random causal LM whose greedy continuations vary, with its tokenizer."""
+def save_causal_lm(folder: Path, kind: Any, **tokenizer_options: Any) -> Path:
+    """A random causal LM whose greedy continuations vary, with its tokenizer.
+
+    kind: a name of `CONFIGS`, or another config.
+    """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    config = CONFIGS[kind]() if isinstance(kind, str) else kind
+    model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data.mul_(4.0)  # otherwise logits are so close that rounding would decide

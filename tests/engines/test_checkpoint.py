@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,6 @@ def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
     return Vocabulary(*read_vocabulary(str(folder), config, dtype))
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2", "opt"])
 def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None:
@@ -96,7 +90,9 @@ def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None
 )
 def test_a_table_that_cannot_be_used(change: Any, problem: str, tmp_path: Path) -> None:
     folder = save_causal_lm(tmp_path, "gpt2")
-    change_weights(folder, change)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(EngineError, match=problem):
         vocabulary(folder)
 

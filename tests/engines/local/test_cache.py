@@ -5,44 +5,35 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import Gemma2Config
 
 from tests.models import _COMMON, _WIDTH, CONFIGS, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
-from tide.engines.local.cache import KeyValueCache, Pair, PrefixCache
-from tide.engines.local.engine import TransformersEngine, reads_alike
-from tide.engines.local.stream import Forward
+from tide.engines.local.cache import KeyValueCache, Pair
+from tide.engines.local.engine import TransformersEngine
 
 # Gemma 2 with sliding windows that hold most of the prompts here, but not all.
-KINDS = {
-    **CONFIGS,
-    "gemma2-wide": lambda: Gemma2Config(
-        **_WIDTH, num_key_value_heads=2, head_dim=8, sliding_window=40, **_COMMON
-    ),
-}
-
-
+WIDE = Gemma2Config(**_WIDTH, num_key_value_heads=2, head_dim=8, sliding_window=40, **_COMMON)
 FURTHER = {"opt": pytest.mark.slow, "gpt_neox": pytest.mark.nightly, "qwen3": pytest.mark.nightly}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(kind, marks=FURTHER.get(kind, ())) for kind in KINDS],
+    params=[
+        *(pytest.param(kind, marks=FURTHER.get(kind, ())) for kind in CONFIGS),
+        pytest.param(WIDE, id="gemma2-wide"),
+    ],
 )
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TransformersEngine]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CONFIGS, "gemma2-wide", KINDS["gemma2-wide"])
-        yield TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
+) -> TransformersEngine:
+    return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
 
 def written(
@@ -93,19 +84,6 @@ def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersE
         gc.collect()
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
-    llama: TransformersEngine,
-) -> None:
-    class Deaf(Forward):
-        def __call__(self, mask: Tensor | None, positions: Tensor, *cache: Any, **x: Any) -> Any:
-            return super().__call__(None, positions, *cache, **x)
-
-    x = llama.embed_tokens(range(10, 40))
-    assert reads_alike(Forward(llama.model), x)
-    assert not reads_alike(Deaf(llama.model), x)
-    assert PrefixCache(0).begin() is None
 
 
 # Running rows

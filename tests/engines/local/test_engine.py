@@ -195,16 +195,13 @@ def test_rows_at_the_end_of_their_context_are_written_as_alone(folder: Path) -> 
         assert completed(engine, [ids], sampling, [number]) == [together[number]]
 
 
-def test_rows_of_a_model_that_ignores_the_mask_are_written_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_model_that_ignores_the_mask_are_written_as_alone(tmp_path: Path) -> None:
     """The decoder of BART counts the columns of a batch, with those of the padding."""
     bart = BartConfig(
         d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
         max_position_embeddings=CONTEXT, vocab_size=VOCAB, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    monkeypatch.setitem(CONFIGS, "bart", lambda: bart)
-    engine = TransformersEngine(save_causal_lm(tmp_path, "bart"))
+    engine = TransformersEngine(save_causal_lm(tmp_path, bart))
     sampling = Sampling(temperature=1.0, max_new_tokens=12)
     rows = engine.tokenize(PROMPTS)
     together = completed(engine, rows, sampling)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from tests.core.test_http import OK, Script, sends, serving
 from tide.core import http
-from tide.core.http import ServerFailed, ServerUnreachable
+from tide.core.http import Client, ServerFailed, ServerUnreachable
 from tide.engines.openai.upstream import Upstream
 
 
@@ -19,21 +21,27 @@ class Answer(BaseModel):
     """Takes any object."""
 
 
-def ask(url: str) -> None:
-    async def asked() -> None:
-        upstream = Upstream(url, 5.0, patience=0.1)
-        try:
-            await upstream.request("/v1/models", Answer)
-        finally:
-            await upstream.close()
+async def by_aiohttp(url: str) -> None:
+    upstream = Upstream(url, 5.0, patience=0.1)
+    try:
+        await upstream.request("/v1/models", Answer)
+    finally:
+        await upstream.close()
 
-    asyncio.run(asked())
+
+async def by_httpx(url: str) -> None:
+    async with Client(5.0) as client:
+        await client.ask("GET", url)
+
+
+Ask = Callable[[str], Coroutine[Any, Any, None]]
 
 
 def cut_off(head: bytes) -> Script:
     return lambda connection, request: connection.sendall(head)
 
 
+@pytest.mark.parametrize("ask", [by_aiohttp, by_httpx])
 @pytest.mark.parametrize(
     ("script", "problem", "broken"),
     [
@@ -44,14 +52,19 @@ def cut_off(head: bytes) -> Script:
         (sends(OK, b"X: " + b"a" * 65000 + b"\r\n"), "RemoteProtocolError", True),
         (sends(OK + b"\r\n", b" " * 65536), "more than 1,048,576 bytes", False),
         (sends(OK + b"Content-Encoding: gzip\r\n\r\n"), "compressed answer", False),
-        (sends(b"HTTP/1.1 307 Go\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"), "HTTP 307", False),
     ],
 )
-def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool) -> None:
+def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool, ask: Ask) -> None:
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=problem) as failed:
-        ask(url)
+        asyncio.run(ask(url))
     assert failed.value.broken is broken
     assert not isinstance(failed.value, ServerUnreachable)
+
+
+def test_a_redirection_is_not_followed() -> None:
+    away = sends(b"HTTP/1.1 307 Go\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n")
+    with serving(away) as (url, _), pytest.raises(ServerFailed, match="HTTP 307"):
+        asyncio.run(by_aiohttp(url))
 
 
 def test_connection_that_is_not_accepted_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +78,7 @@ def test_connection_that_is_not_accepted_is_given_up(monkeypatch: pytest.MonkeyP
             waiting.setblocking(False)
             waiting.connect_ex(listening.getsockname())
         with pytest.raises(ServerUnreachable, match="ConnectTimeout"):
-            ask(f"http://127.0.0.1:{listening.getsockname()[1]}")
+            asyncio.run(by_aiohttp(f"http://127.0.0.1:{listening.getsockname()[1]}"))
 
 
 @pytest.mark.parametrize(
@@ -77,5 +90,5 @@ def test_a_proxy_of_the_environment_is_used(
     answer = sends(OK + b"Content-Length: 2\r\n\r\n{}")
     with serving(answer) as (url, direct), serving(answer) as (proxy, proxied):
         monkeypatch.setenv(variable, proxy)
-        ask(url)
+        asyncio.run(by_aiohttp(url))
     assert (len(direct), len(proxied)) == ((0, 1) if is_proxied else (1, 0))

@@ -260,28 +260,20 @@ def test_it_goes_on_after_its_own_words(
         assert server.requests[-1]["messages"][:2] == CHAT.dump()
 
 
-def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServer) -> None:
-    server.continues = False
-    engine = connect()
-    prompt = engine.encode(engine.text_of(CHAT))
-    assert not engine.supports_continuation(prompt.token_ids)
-    assert engine.supports_continuation(engine.tokenize(["A text"])[0])
-    assert "redraws all" in engine.capability_notes
-    (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
-    assert whole.text
-    with pytest.raises(CompletionError, match="cannot continue an answer to a chat"):
-        completed(engine, [(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
-
-
 @pytest.mark.parametrize("ends", [False, True], ids=["a held word", "an early end"])
-def test_what_fails_in_a_chat_that_is_one_block(
+def test_what_fails_in_a_chat_that_is_not_continued_is_redrawn_whole(
     ends: bool, connect: Connect, server: TextServer
 ) -> None:
-    """The whole answer is redrawn."""
     server.continues = server.tokens = server.patient = False
     engine = connect()
-    server.ends = lambda text: ends and text.endswith("assistant: ")
+    assert "redraws all" in engine.capability_notes
+    assert engine.supports_continuation(engine.tokenize(["A text"])[0])
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
+    assert not engine.supports_continuation(prompt)
+    with pytest.raises(CompletionError, match="cannot continue an answer to a chat"):
+        completed(engine, [(*prompt, " I")], GREEDY)
+    server.requests.clear()
+    server.ends = lambda text: ends and text.endswith("assistant: ")
     (whole,) = completed(engine, [prompt], GREEDY)
     assert bool(whole.text) is not ends
     held = whole.token_ids[5:6]
