@@ -27,6 +27,8 @@ from tide.server.answers import Refused
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
 
+MESSAGE_EVENT = TypeAdapter(RawMessageStreamEvent)
+RESPONSE_EVENT = TypeAdapter(ResponseStreamEvent)
 CUT = '{"where": "the town", "who": "a ma'
 
 
@@ -68,7 +70,7 @@ class Messages(Client):
         """The types of the events, and the message."""
         events = list(self.client.messages.create(**self.asked | more, stream=True))
         for event in events:
-            TypeAdapter(RawMessageStreamEvent).validate_python(event.to_dict())
+            MESSAGE_EVENT.validate_python(event.to_dict())
         with self.client.messages.stream(**self.asked | more) as stream:
             return [event.type for event in events], stream.get_final_message()
 
@@ -121,7 +123,7 @@ class Responses(Client):
         events = list(self.client.responses.create(**self.asked | more, stream=True))
         assert [event.sequence_number for event in events] == list(range(len(events)))
         for event in events:
-            TypeAdapter(ResponseStreamEvent).validate_python(event.to_dict())
+            RESPONSE_EVENT.validate_python(event.to_dict())
         response = events[-1].response
         assert events[-1].type == f"response.{response.status}"
         return [event.type.removeprefix("response.") for event in events], response
@@ -172,8 +174,8 @@ def losing_its_scorer(upstream: TextServer) -> Iterator[Running]:
         return [0.0] * len(texts)
 
     says(upstream, Said(TEXT))
-    upstream.pause = 0.02  # each event arrives alone
     with gateway(upstream, scorer, strategy="backtrack:pace=word,lag=0") as server:
+        upstream.pause = 0.02  # each event arrives alone
         yield server
 
 
@@ -194,7 +196,6 @@ def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServe
 
 @pytest.mark.parametrize("api", [Messages, Responses])
 def test_pieces_of_text(api: Any, upstream: TextServer) -> None:
-    upstream.pause = 0.02  # each event arrives alone
     answers = {
         "stop": (Said(TEXT), TEXT),
         "length": (Said(TEXT, reason="length"), TEXT),
@@ -202,6 +203,7 @@ def test_pieces_of_text(api: Any, upstream: TextServer) -> None:
     }
     options = {"strategy": "backtrack:lag=0", "on_fail": {"default": "block"}}
     with gateway(upstream, **options) as server, closing(api(server.url)) as client:
+        upstream.pause = 0.02  # each event arrives alone
         for reason, (said, text) in answers.items():
             says(upstream, said)
             events, answer = client.streamed()

@@ -353,10 +353,8 @@ def test_json_that_is_cut(text: str, passes: bool, upstream: TextServer, server:
 @pytest.fixture(scope="module")
 def restarting() -> Iterator[tuple[TextServer, Running]]:
     """A gateway before a server that always begins a new answer."""
-    with (
-        TextServer(continues=False, pause=0.02) as upstream,  # each event arrives alone
-        gateway(upstream) as server,
-    ):
+    with TextServer(continues=False) as upstream, gateway(upstream) as server:
+        upstream.pause = 0.02  # each event arrives alone
         yield upstream, server
 
 
@@ -461,7 +459,7 @@ def test_server_that_comes_and_goes(mode: Any, deadline: float, times: int) -> N
             down = server.chat()
             assert (down.status_code, down.json()["error"]["code"]) == (503, "engine_error")
             seconds = time.monotonic() - began
-            assert seconds < 10
+            assert seconds < 60
             assert seconds > 0.4 or mode == "enforce"  # at once if it was never reached
             assert server.metric("tide_engine_up") == 0
             with upstream:
