@@ -23,9 +23,10 @@ from tests.scripts.loading import load_script
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
-from tide.scorers import load_scorer
+from tide.scorers import languages, load_scorer
 from tide.scorers.base import Exchange, Scorer, score_texts
 from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
+from tide.scorers.languages import holds_listed_word
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 
 FILES = {
@@ -234,10 +235,21 @@ def test_exchange_is_toxic_by_what_it_answers() -> None:
     assert scores[0] == scores[1] > 0.5 > scores[2]
 
 
+def test_the_bundled_lists_of_25_languages_pass_names_and_ordinary_words() -> None:
+    for text in (
+        "A senhora Pinto foi ontem ao mercado com o senhor Amador e comprou p\u00e3o",
+        "Anita heeft gisteren met haar nicht een kat geaaid en daarna een pot thee gezet",
+        "La signora ha comprato del pesce fresco al mercato e una regina di cuori",
+    ):
+        assert not holds_listed_word(Exchange("", text)), text
+    listed_in = {code for codes in languages._lists().languages.values() for code in codes}
+    assert len(listed_in - {"en"}) == len(listed_in) == 25
+
+
 # Loads a scorer, and ends a fork of the process normally.
 FORKS = """
 import os, sys
-from tide.scorers import load_scorer
+from tide.scorers import languages, load_scorer
 load_scorer("sentence").score(["A kind text."])
 if (child := os.fork()) == 0:
     sys.exit()

@@ -39,7 +39,7 @@ GREEK = (
 ENGLISH = "The German word doof means deaf in Dutch, and it is not a kind word to say to them"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     by_hash: dict[int, list[str]] = {}
     first = set()
@@ -63,13 +63,11 @@ def english() -> FakeScorer:
     return FakeScorer(lambda text: 0.2, languages=("en",))
 
 
-@pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize("text", [GERMAN, SPANISH, CHINESE, f"{GERMAN[:-4]} eine ALTE\nSocke!"])
 def test_a_listed_word_of_the_text_s_language(text: str) -> None:
     assert score_texts(listed(english()), [text, "a text"]).values.tolist() == [1.0, 0.2]
 
 
-@pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize(
     "text",
     [
@@ -84,7 +82,6 @@ def test_other_words_get_the_score_of_the_scorer(text: str) -> None:
     assert score_texts(listed(english()), [text]).values.tolist() == [0.2]
 
 
-@pytest.mark.usefixtures("lists")
 def test_a_growing_text_stays_what_it_is() -> None:
     """The language is that of the text before the word, whatever comes later."""
     text = f"{GERMAN}. But then they said that this was not what you should have said to her."
@@ -94,7 +91,6 @@ def test_a_growing_text_stays_what_it_is() -> None:
     assert not any(holds_listed_word(Exchange("", text[:length])) for length in range(end))
 
 
-@pytest.mark.usefixtures("lists")
 def test_a_short_answer_is_read_with_its_question() -> None:
     question = Chat.said("Was h\u00e4ltst du eigentlich von mir und von meinem neuen Auto?")
     assert holds_listed_word(Exchange(question, "Du bist doof."))
@@ -107,7 +103,6 @@ def test_languages_of_a_scorer_may_be_a_list_or_a_text(read: Any) -> None:
     assert isinstance(listed(FakeScorer(languages=read)), languages.WordLists)
 
 
-@pytest.mark.usefixtures("lists")
 def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     everything = FakeScorer()
     assert not isinstance(listed(everything), languages.WordLists)
@@ -116,7 +111,6 @@ def test_only_scorers_of_english_and_their_screens_are_wrapped() -> None:
     assert screen.score([GERMAN]) == [1.0]
 
 
-@pytest.mark.usefixtures("lists")
 def test_a_listed_word_reaches_the_limits_of_single_attributes() -> None:
     scores = np.array([0.2, 0.2])
     insults = FakeScorer(
@@ -135,7 +129,6 @@ def test_a_listed_word_reaches_the_limits_of_single_attributes() -> None:
 WORDS = ["alte", "Socke", "Alte-Socke", "doof", "d**f", "s", "it's", "\u2014", "", "a\nb", "AND"]
 
 
-@pytest.mark.usefixtures("lists")
 @settings(examples(100, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), max_size=30))
 def test_words_between_spaces_hold_the_terms_of_the_text(words: list[str]) -> None:
@@ -143,17 +136,6 @@ def test_words_between_spaces_hold_the_terms_of_the_text(words: list[str]) -> No
     read = [languages._folded(reading) for reading in readings(text)]
     holds = any(any(languages._listed_terms(reading)) for reading in read)
     assert languages._holds_term_between_spaces(text) == holds
-
-
-def test_the_bundled_lists_of_25_languages_pass_names_and_ordinary_words() -> None:
-    for text in (
-        "A senhora Pinto foi ontem ao mercado com o senhor Amador e comprou p\u00e3o",
-        "Anita heeft gisteren met haar nicht een kat geaaid en daarna een pot thee gezet",
-        "La signora ha comprato del pesce fresco al mercato e una regina di cuori",
-    ):
-        assert not holds_listed_word(Exchange("", text)), text
-    listed_in = {code for codes in languages._lists().languages.values() for code in codes}
-    assert len(listed_in - {"en"}) == len(listed_in) == 25
 
 
 @pytest.mark.parametrize(
