@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -64,11 +64,23 @@ TEXT_STRATEGIES = [
 WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l", "\x1b[2J", "\u200b"]
 # Stop strings of three words, of which an answer probably holds one.
 LONG_STOPS = tuple(f"{first} {word} b" for first in "aegi" for word in ("a", "cc", "d!", "kk"))
+# What a scorer may answer instead of its scores.
+NONSENSE: dict[str, Callable[[list[float]], Any]] = {
+    "short": lambda scores: scores[:-1],
+    "long": lambda scores: [*scores, 0.0],
+    "none": lambda scores: None,
+    "nan": lambda scores: [*scores[:-1], float("nan")],
+    "two": lambda scores: [2.0 for _ in scores],
+    "minus": lambda scores: [-0.1 for _ in scores],
+    "text": lambda scores: ["0.1" for _ in scores],
+    "bool": lambda scores: [False for _ in scores],
+    "masked": lambda scores: np.ma.masked_all(len(scores)),
+    "complex": lambda scores: [0.1 + 0j for _ in scores],
+    "nested": lambda scores: [[0.1] for _ in scores],
+    "generator": lambda scores: (0.1 for _ in scores),
+}
 # Ways in which a call of a scorer can go wrong.
-WAYS = [
-    *("edits", "shuffles", "short", "long", "nan", "two", "minus", "none", "text", "bool"),
-    *("masked", "complex", "nested", "raises", "leaves", "times out", "generator"),
-]
+WAYS = ["edits", "shuffles", "raises", "leaves", "times out", *NONSENSE]
 
 
 def digest(*parts: bytes) -> int:
@@ -141,7 +153,7 @@ class Oracle:
         elif way == "times out":
             raise TimeoutError
         elif way != "honest":
-            return _nonsense(way, scores)
+            return NONSENSE[way](scores)
         self._said.update(zip(sent, scores, strict=True))
         return scores
 
@@ -202,24 +214,6 @@ class Oracle:
             assert self.passed(text, prompt)
         else:
             assert self._settings["on_unresolved"] != "refuse"
-
-
-def _nonsense(way: str, scores: list[float]) -> Any:
-    wrong = {
-        "short": scores[:-1],
-        "long": [*scores, 0.0],
-        "none": None,
-        "nan": [*scores[:-1], float("nan")],
-        "two": [2.0 for _ in scores],
-        "minus": [-0.1 for _ in scores],
-        "text": ["0.1" for _ in scores],
-        "bool": [False for _ in scores],
-        "masked": np.ma.masked_all(len(scores)),
-        "complex": [0.1 + 0j for _ in scores],
-        "nested": [[0.1] for _ in scores],
-        "generator": (0.1 for _ in scores),
-    }
-    return wrong[way]
 
 
 class Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from typing import Any
@@ -87,13 +88,13 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int) ->
 
 
 def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        return read(texts) if len(calls) < 5 and not calls.append(1) else [float("nan")]  # type: ignore[func-returns-value]
+    def score(text: str) -> float:
+        return read([text])[0] if len(scorer.calls) <= 5 else math.nan
 
-    calls: list[int] = []
+    scorer = FakeScorer(score)
     detox = Detoxifier(scripted_engine(max_batch=1), scorer=scorer)
     results = []
-    with pytest.raises(ScorerBrokenError, match="scorer callable"):
+    with pytest.raises(ScorerBrokenError, match="scorer fake"):
         results.extend(outcomes(detox, PROMPTS))
     assert all(isinstance(result, Result) for _, result in results)
 
