@@ -41,7 +41,6 @@ def _prepare(here: Path) -> None:
     prompts = (REPOSITORY / "examples" / "prompts.txt").read_text(encoding="utf-8").splitlines()
     numbered = [{"id": i, "prompt": prompt} for i, prompt in enumerate(prompts)]
     write(here / "prompts.jsonl", numbered)
-    write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
     shutil.copytree(REPOSITORY / "docs" / "results", here / "docs" / "results")
     for name in ("artefacts", "examples", "reproduction"):
