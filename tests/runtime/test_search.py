@@ -126,13 +126,17 @@ def test_text_that_loops_is_accepted_only_if_the_models_own_text_loops(
     assert (trial.text, trial.accepted) == (returned, accepted)
 
 
-def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves() -> None:
+def test_prompt_of_special_tokens_alone_is_completed_where_nothing_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Such as the end of a text, after which a model writes without a prompt."""
-    with scripted_engine() as engine:
-        prompt = replace(engine.encode("so"), fixed_mask=(True,))
-        assert start_of(prompt, Settings(), 0, engine, moves=False).movable.tolist() == [True]
-        with pytest.raises(InputError, match="only special tokens"):
-            start_of(prompt, Settings(), 0, engine)
+    engine = FakeEngine("kind words")
+    prompt = replace(engine.encode("so"), fixed_mask=(True,))
+    monkeypatch.setattr(engine, "_encode", lambda text: prompt)
+    detox = Detoxifier(engine, scorer=ReadingScorer())
+    assert detox("so", strategy="resample").text == "kind words"
+    with pytest.raises(InputError, match="only special tokens"):
+        detox("so", strategy="random-walk")
 
 
 @pytest.mark.parametrize("perturb", ["content", "user", "last:3"])
