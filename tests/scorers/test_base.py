@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -289,10 +291,33 @@ class Client:
 
     async def score(self, texts: Sequence[str]) -> list[float]:
         self.loops.append(asyncio.get_running_loop())
-        return [0.0 for _ in texts]
+        await asyncio.sleep(0)
+        return list(map(hundredths, texts))
 
     async def close(self) -> None:
         self.loops.append(asyncio.get_running_loop())
+
+
+def test_all_calls_are_awaited_in_one_loop() -> None:
+    client = Client()
+    assert load_scorer(client) is client
+    callers = [threading.Thread(target=score_texts, args=(client, TEXTS)) for _ in "abc"]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert score_texts(MaxScorer([client, client]), TEXTS).values[0] == 0.08
+
+    async def inside(client: Any) -> Any:
+        return score_texts(client, TEXTS).values
+
+    assert asyncio.run(inside(client))[1] == 0.07
+    assert len(set(client.loops)) == 1
+    thread = next(thread for thread in threading.enumerate() if thread.name == "tide Client")
+    del client, callers
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_asynchronous_close_runs_in_the_loop_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ All calls of an asynchronous scorer run in one loop, and are cancelled when nobo
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.scorers import load_scorer
-from tide.scorers.base import AsyncScorer, Exchange, Scorer, TextScore, score_texts
+from tide.scorers.base import AsyncScorer, Exchange, Scorer, TextScore
 from tide.scorers.scoring import Scoring
 from tide.scorers.wrappers import CachedScorer, ConfirmScorer, MaxScorer
 
@@ -291,9 +290,6 @@ async def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
 # Asynchronous scorers
 
 
-TEXTS = ["one text", "another", "a third one"]
-
-
 class Hangs(AsyncScorer):
     """Never returns. reached, cancelled: set when a call starts, and when it is cancelled."""
 
@@ -309,37 +305,6 @@ class Hangs(AsyncScorer):
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-
-
-def test_all_calls_are_awaited_in_one_loop() -> None:
-    class Loops(AsyncScorer):
-        name, threshold = "loops@1", 0.5
-
-        async def score(self, texts: Sequence[str]) -> Any:
-            loops.add(asyncio.get_running_loop())
-            await asyncio.sleep(0)
-            return list(map(hundredths, texts))
-
-    loops: set[Any] = set()
-    scorer = Loops()
-    assert load_scorer(scorer) is scorer
-    callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS)) for _ in "abc"]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(20)
-    assert score_texts(MaxScorer([scorer, scorer]), TEXTS).values[0] == 0.08
-
-    async def inside(scorer: Any) -> Any:
-        return score_texts(scorer, TEXTS).values
-
-    assert asyncio.run(inside(scorer))[1] == 0.07
-    assert len(loops) == 1
-    thread = next(thread for thread in threading.enumerate() if thread.name == "tide Loops")
-    del scorer, callers
-    gc.collect()
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
