@@ -69,8 +69,21 @@ class RudeScorer(FakeScorer):
         super().__init__(lambda text: float(word in text.casefold()), name="rude", pace="word")
 
 
+class FailingScorer(FakeScorer):
+    """Raises `error` while it is not None."""
+
+    def __init__(self, error: Exception | None = None, **members: Any) -> None:
+        super().__init__(**members)
+        self.error = error
+
+    def score(self, texts: Sequence[Any]) -> NDArray[np.float64]:
+        if self.error is not None:
+            raise self.error
+        return super().score(texts)
+
+
 class HeldScorer(FakeScorer):
-    """Waits for `go` at every text except "quick". entered: set once it waits."""
+    """Waits for `go` at every text except "quick", and then raises `error` if it has one."""
 
     def __init__(self, error: Exception | None = None, **members: Any) -> None:
         super().__init__(self._held, **members)

@@ -7,19 +7,18 @@ import json
 import logging
 import re
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from pydantic import SecretStr
 
+from tests.fakes import FailingScorer, FakeEngine
 from tests.server.running import PATIENCE, Held, Running, running, wait_until
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.server.gate import Gate, check_exposure, read_keys, traced
 from tide.server.limits import Limits
@@ -150,9 +149,9 @@ def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
 
 def test_a_queue_that_is_full_says_when_to_come_again() -> None:
     held = Held()
-    with running(held.engine, limits=Limits(max_under_way=3)) as server:
-        asking = threading.Thread(target=lambda: server.ask(n=3))
-        asking.start()
+    limits = Limits(max_under_way=3)
+    with running(held.engine, limits=limits) as server, ThreadPoolExecutor() as clients:
+        asked = clients.submit(server.ask, n=3)
         assert held.writing.wait(PATIENCE)
         full = server.ask()
         assert full.status_code == server.ask(stream=True).status_code == 429
@@ -160,7 +159,7 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
         assert "x-should-retry" not in full.headers
         assert server.metric("tide_completions_under_way") == 3
         held.go.set()
-        asking.join()
+        assert asked.result().status_code == 200
         assert server.ask().status_code == 200
         assert server.metric("tide_completions_under_way") == 0
 
@@ -232,26 +231,22 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
 
 def test_request_that_outlasts_the_drain(caplog: pytest.LogCaptureFixture) -> None:
     held = Held()
-    answers: list[httpx.Response] = []
     body = {"prompt": "x", "stream": True}
     with (
         running(held.engine, limits=Limits(keep_alive=0.05), drain=0.3) as server,
+        ThreadPoolExecutor() as clients,
         server.http.stream("POST", "/v1/completions", json=body) as stream,
     ):
         lines = stream.iter_lines()
         assert next(lines) == ": keep-alive"
-        url = f"{server.url}/v1/completions"
-        ask = partial(httpx.post, url, json={"prompt": "x"}, timeout=PATIENCE)
-        asking = threading.Thread(target=lambda: answers.append(ask()))
-        asking.start()
+        asked = clients.submit(server.ask)
         wait_until(lambda: held.begun == 2)
         server.server.should_exit = True
         *_, last, _, done, _ = lines
-        asking.join()
+        answer = asked.result()
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert done == "data: [DONE]"
-    assert answers[0].status_code == 503
-    assert answers[0].json()["error"]["code"] == "shutting_down"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert "Exception in ASGI application" not in caplog.text
 
 
@@ -269,12 +264,7 @@ def test_request_that_outlasts_the_drain(caplog: pytest.LogCaptureFixture) -> No
 def test_without_a_scorer_nothing_leaves(
     error: Exception, code: str, again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        if down:
-            raise error
-        return [0.0] * len(texts)
-
-    down = [True]
+    scorer = FailingScorer(error)
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x"},
         "/v1/moderations": {"input": "x"},
@@ -296,7 +286,7 @@ def test_without_a_scorer_nothing_leaves(
         ready = server.http.get("/ready")
         assert (ready.status_code, ready.json()["down"]) == (503, ["scorer"])
         wait_until(lambda: requests_with(server, 503) == 2)
-        down.clear()
+        scorer.error = None
         assert server.http.get("/ready").status_code == 200
         assert server.ask().status_code == 200
     lines = [(record.levelname, json.loads(record.message)) for record in caplog.records]
@@ -315,21 +305,14 @@ def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        if fails:
-            raise ValueError(f"no score for {texts}")
-        return [0.0] * len(texts)
-
-    fails: list[bool] = []
     secret = "wombat"
-    engine = scripted_engine()
-    engine._respond = lambda x, seed: "a numbat answers"
+    scorer, engine = FailingScorer(), FakeEngine("a numbat answers")
     bodies: list[dict[str, Any]] = [{}, {"stream": True}, {"temperature": secret}, {}]
     with caplog.at_level(logging.DEBUG), running(engine, scorer, keys=KEYS) as server:
         server.http.headers["authorization"] = f"Bearer {KEYS[0]}"
         for more in bodies:
             server.ask(f"the {secret} says", **more)
-        fails.append(True)
+        scorer.error = ValueError(f"no score for the {secret}")
         server.ask(f"the {secret} says", tide={secret: 1})
         server.ask(f"the {secret} says")
         server.http.post(f"/{secret}?{secret}={KEYS[0]}")

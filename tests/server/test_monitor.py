@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import AsyncGenerator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,16 @@ def test_a_stream_that_its_client_leaves_is_counted() -> None:
 def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
     scorer = HeldScorer()
-    with monitoring(scorer=scorer, monitor_log=log, drain=1.0) as server:
+    with (
+        ThreadPoolExecutor() as clients,
+        monitoring(scorer=scorer, monitor_log=log, drain=1.0) as server,
+    ):
         assert server.ask("x", seed=1).status_code == 200
         # A request that is still open then. The forecast does not get as long again after it.
         url = f"{server.url}/v1/moderations"
-        ask = partial(httpx.post, url, json={"input": "x"}, timeout=PATIENCE)
-        asking = threading.Thread(target=ask)
-        asking.start()
+        clients.submit(httpx.post, url, json={"input": "x"}, timeout=PATIENCE)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
         threading.Timer(1.8, scorer.go.set).start()
-    asking.join()
     (line,) = lines_of(log)
     assert (line["outcome"], line["would_change"]) == ("skipped", None)
 

@@ -6,9 +6,9 @@ import asyncio
 import gc
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -317,19 +317,19 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
     policies = {"a": counting, "b": counting, "c": {"scorer": RUDE}}
     path = written(tmp_path / "tide.yaml", policies=policies)
     held = Held(Babbler(0.0))
-    with running(held.engine, policies=path, **BACKTRACK) as server:
+    with (
+        running(held.engine, policies=path, **BACKTRACK) as server,
+        ThreadPoolExecutor() as clients,
+    ):
         kept = server.policies.table.policies["c"]
         assert Counting.made == 1
-        answers: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: answers.append(server.ask("x", seed=2)))
-        asking.start()
+        asked = clients.submit(server.ask, "x", seed=2)
         assert held.writing.wait(PATIENCE)
         written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
         server.policies.reload()
         assert server.policies.table.policies["c"] is kept  # unchanged, so not made again
         held.go.set()
-        asking.join(PATIENCE)
-        assert answers[0].json()["tide"]["policy"] == "a"
+        assert asked.result(PATIENCE).json()["tide"]["policy"] == "a"
         later = server.ask("x", seed=2).json()
         assert later["tide"]["policy"] == "b"
         assert "weather" not in later["choices"][0]["text"]

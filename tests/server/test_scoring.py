@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes import FakeScorer, HeldScorer
+from tests.fakes import FailingScorer, FakeScorer, HeldScorer
 from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import PATIENCE, Running, running, wait_until
@@ -286,21 +286,14 @@ def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
 
 
 def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
-    down = [True]
-
-    def away(texts: list[str]) -> list[float]:
-        if down:
-            raise ScorerUnavailableError("down")
-        return [0.0 for _ in texts]
-
-    pair = [load_scorer(away), load_scorer("pocket")]
-    scorer = MeasuredScorer(ConfirmScorer(pair), Metrics())
+    failing = FailingScorer(ScorerUnavailableError("down"))
+    scorer = MeasuredScorer(ConfirmScorer([failing, load_scorer("pocket")]), Metrics())
     screen = scorer.screen
     assert screen is not None
     with pytest.raises(ScorerUnavailableError):
         screen.score(["a text"])
     assert not scorer.check()
-    down.clear()
+    failing.error = None
     assert scorer.check()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.engines.openai.faults import FAULTS, STATUSES, TOLD, changed, raw
 from tests.engines.openai.server import DONE, TextServer, data_of, told
+from tests.fakes import FailingScorer
 from tests.hostile import KEY
 from tests.server.gateways import BAD, Serve, gateway
 from tests.server.running import ASKED, Running, wait_until
@@ -210,11 +211,8 @@ def test_error_by_the_threshold_of_the_request(upstream: TextServer) -> None:
 
 
 def test_error_of_the_server_is_withheld_while_the_scorer_is_down(upstream: TextServer) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        raise ScorerUnavailableError("down")
-
     upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
-    with gateway(upstream, scorer) as server:
+    with gateway(upstream, FailingScorer(ScorerUnavailableError("down"))) as server:
         answer = server.ask("A <broken> text", max_tokens=6)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "withheld")
 
