@@ -60,14 +60,22 @@ PROMPTS = {
 
 
 class Guard(LocalGuard):
-    """A guard that makes prompts and calls every text safe."""
+    """A guard that makes prompts and calls every text safe.
 
-    def __init__(self, template: str | None, family: str = "llama-guard") -> None:
+    whole: a prompt of the family instead of a chat template.
+    """
+
+    def __init__(
+        self, template: str | None, family: str = "llama-guard", *, whole: str = ""
+    ) -> None:
+        self._whole = whole
         self._tokenizer = tokenizer()
         self._tokenizer.chat_template = template
         super().__init__("none", family)
 
     def _load(self, model: str) -> Any:
+        if self._whole:
+            self._family = replace(self._family, prompt=self._whole)
         return SimpleNamespace(get_text_config=SimpleNamespace)
 
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Token]]:
@@ -78,18 +86,6 @@ class Guard(LocalGuard):
     def prompt(self, exchange: Exchange) -> str:
         self._begun = ""
         return str(self._tokenizer.decode(self._prompt(exchange)))
-
-
-class Prompted(Guard):
-    """A guard with a prompt instead of a chat template."""
-
-    def __init__(self, prompt: str) -> None:
-        self._prompted = replace(FAMILIES["llama-guard"], prompt=prompt)
-        super().__init__(None)
-
-    def _load(self, model: str) -> Any:
-        self._family = self._prompted
-        return super()._load(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -233,7 +229,7 @@ TEXTS = {
 }
 GUARDS = {
     **{name: Guard(template) for name, template in TEXTS.items()},
-    "own prompt": Prompted("<|user|>Is it rude? {context}{text}<|guard|>"),
+    "own prompt": Guard(None, whole="<|user|>Is it rude? {context}{text}<|guard|>"),
 }
 CONTROL = {GUARDS["plain"]._tokenizer.convert_tokens_to_ids(token) for token in CONTROL_TOKENS}
 
@@ -253,7 +249,7 @@ def test_a_text_is_read_whole_and_opens_no_turn(kind: str, text: str) -> None:
 
 
 def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> None:
-    guard = Prompted("<|user|><{context}{text}<|guard|>")
+    guard = Guard(None, whole="<|user|><{context}{text}<|guard|>")
     assert guard.score([Exchange("", "s, people are rude")]) == [0.0]
     with pytest.raises(ScorerError, match="control tokens of the guard that cannot be read"):
         guard.score([Exchange("", "the weather"), Exchange("", "/s>")])
