@@ -349,8 +349,10 @@ class Parts:
             older = _ended_with(head)
             if older is not None:
                 self._known = older.values
-                self._gone = older.head.count(" ", 0, len(older.head) - len(head))
-                self._first, _, _ = head.partition(" ")
+                cut = len(older.head) - len(head)
+                self._gone = older.head.count(" ", 0, cut)
+                self._first = head.partition(" ")[0] if cut else None
+                self._start = head.count(" ") + 1  # number of the first new part
                 self._new = text[len(head) + 1 :].split(" ")
                 return
             head, _, _ = head.rpartition(" ")
@@ -363,8 +365,11 @@ class Parts:
             if known is None:
                 values = [_read_part(part, read) for part in self.text.split(" ")]
             else:
-                first, *new = [_read_part(part, read) for part in (self._first, *self._new)]
-                values = [first, *known[self._gone + 1 : -1], *new]
+                values = known[self._gone : -1]
+                if self._first is not None:  # it may be the end of a part
+                    values[0] = _read_part(self._first, read)
+                for part in self._new:
+                    values.append(_read_part(part, read))
             self.values[read] = values
         return values
 
@@ -377,10 +382,13 @@ class Parts:
                 read = enumerate(self.text.split(" "))
                 numbers = [number for number, part in read if _read_part(part, test)]
             else:
-                gone, end = self._gone, self.text.count(" ") + 1 - len(self._new)
-                numbers = [0] if _read_part(self._first, test) else []
-                numbers += [number - gone for number in known if 0 < number - gone < end]
-                for number, part in enumerate(self._new, end):
+                gone, start = self._gone, self._start
+                numbers = [number - gone for number in known if 0 <= number - gone < start]
+                if self._first is not None:
+                    numbers = [number for number in numbers if number > 0]
+                    if _read_part(self._first, test):
+                        numbers.insert(0, 0)
+                for number, part in enumerate(self._new, start):
                     if _read_part(part, test):
                         numbers.append(number)
             self.values[test] = numbers

@@ -99,6 +99,8 @@ def words_of(text: str) -> _Words:
 def _has_letters_apart(text: str) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
     lone = parts_of(text).where(_has_lone_letter)
+    if len(lone) < 3:
+        return False
     has_three = any(third - first == 2 for first, third in zip(lone, lone[2:], strict=False))
     return has_three and _LETTERS_APART.search(text) is not None
 
@@ -257,7 +259,7 @@ class _Sum:
 
 def _equal_parts(old: _Words, new: _Words) -> int:
     """Return the number of parts with which both begin."""
-    if old == new[: len(old)]:
+    if old == new[: len(old)]:  # quicker than in pairs
         return len(old)
     differ = (at for at, (left, right) in enumerate(zip(old, new, strict=False)) if left != right)
     return next(differ, min(len(old), len(new)))
