@@ -76,7 +76,11 @@ PAUSE = {
     "x-ratelimit-remaining-tokens": "0",
     "x-should-retry": "true",
 }
-NOT_PASSED = {"x-ratelimit-reset-tokens": "words of a server", "x-other": "1"}
+NOT_PASSED = {
+    "x-ratelimit-reset-tokens": "words of a server",
+    "x-ratelimit-remaining": "\u0661".encode().decode("latin-1"),  # a digit that is not ASCII
+    "x-other": "1",
+}
 
 
 def slow_down(code: Any) -> dict[str, Any]:

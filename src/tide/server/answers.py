@@ -205,7 +205,8 @@ _ABOUT_RETRIES = re.compile(
     r"retry-after(-ms)?|x-should-retry|x-ratelimit-(limit|remaining|reset)(-requests|-tokens)?"
 )
 _WHEN = re.compile(
-    r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT"
+    r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT",
+    re.ASCII,
 )
 # The fields of a chat, as errors name them, in the requests of other APIs that become chats.
 _NAMES = {
