@@ -58,10 +58,11 @@ test-clients: $(DEV) $(VENV_CLIENTS)/.ready
 		-m pytest -m clients -W default -n $(JOBS) --dist loadfile tests/clients
 
 test-vllm: $(VENV_VLLM)/.ready
-	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm -n $(JOBS) --dist loadfile
+	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm tests/server/test_real_servers.py \
+		-n $(JOBS) --dist loadfile
 
 test-llama-cpp: $(DEV) $(VENV_LLAMA)/.ready
-	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
+	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/server/test_real_servers.py
 
 mutate: $(VENV)/.with-dev,docs,mutation
 	$(BIN)/mutmut run --max-children $(JOBS)
@@ -98,8 +99,7 @@ $(VENV_CLIENTS)/.ready:
 # The package brings llama.cpp's own server, which need not be built.
 $(VENV_LLAMA)/.ready:
 	test -x $(VENV_LLAMA)/bin/python || $(PYTHON) -m venv $(VENV_LLAMA)
-	$(VENV_LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'xllamacpp==2026.10.11549' gguf safetensors
+	$(VENV_LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check 'xllamacpp==2026.10.11549'
 	touch $@
 
 clean:

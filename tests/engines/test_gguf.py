@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.llama_cpp.convert import convert
 from tide import pocket
@@ -102,28 +103,19 @@ _LLAMA_3 = {
 }
 
 
-def _llama3_factors() -> NDArray[np.float32]:
-    """The numbers by which Llama 3 divides its frequencies, for the config above."""
-    config = json.loads((pocket.CHAT / "config.json").read_text())
-    width = config["hidden_size"] // config["num_attention_heads"]
-    theta = config["rope_parameters"]["rope_theta"]
-    turns = 64 / (2 * np.pi * theta ** (np.arange(0, width, 2) / width))
-    smooth = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
-    return (1 / ((1 - smooth) / 8.0 + smooth)).astype(np.float32)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
+    """The file holds the numbers by which the frequencies are divided."""
     folder, file = tmp_path / "scaled", tmp_path / "scaled.gguf"
     shutil.copytree(pocket.CHAT, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] |= _LLAMA_3
-    (folder / "config.json").write_text(json.dumps(config))
-    convert(
-        pocket.CHAT,
-        file,
-        add=lambda writer: writer.add_tensor("rope_freqs.weight", _llama3_factors()),
-    )
+    fields = json.loads((folder / "config.json").read_text())
+    fields["rope_parameters"] |= _LLAMA_3
+    (folder / "config.json").write_text(json.dumps(fields))
+    config = AutoConfig.from_pretrained(folder)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, CPU)
+    plain = LlamaRotaryEmbedding(AutoConfig.from_pretrained(pocket.CHAT)).inv_freq
+    factors = (plain / scaled).numpy()
+    convert(pocket.CHAT, file, add=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
     logits, expected, unscaled = read(file)[1], read(folder)[1], read(pocket.CHAT)[1]
     assert torch.allclose(logits, expected, atol=1e-4)
     assert not torch.allclose(logits, unscaled, atol=0.1)

@@ -1,13 +1,8 @@
-"""The bundled models as GGUF files, which llama.cpp reads.
-
-python -m tests.llama_cpp.convert pocket-chat OUT.gguf
-"""
+"""The bundled chat model as a GGUF file, which llama.cpp reads."""
 
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,61 +10,43 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-_GPT2 = {
-    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
-}  # fmt: skip
-_LLAMA = {
+_LAYER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }  # fmt: skip
-_ENDS = {
-    "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm",
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-}  # fmt: skip
+_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def convert(
     folder: Path, out: Path, quantisation: str = "F32", add: Callable[[Any], object] | None = None
 ) -> None:
-    """Write the GPT-2 or Llama in `folder`; its matrices in a quantisation of gguf's.
+    """Write the Llama in `folder`; its matrices in a quantisation of gguf's.
 
     add: adds further fields and tensors to the writer.
     """
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
-    model = config["model_type"]
-    writer = gguf.GGUFWriter(out, model)
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    writer = gguf.GGUFWriter(out, config["model_type"])
     writer.add_name(folder.name)
-    if model == "gpt2":
-        width, heads, layers = (config[key] for key in ("n_embd", "n_head", "n_layer"))
-        writer.add_context_length(config["n_positions"])
-        writer.add_feed_forward_length(4 * width)
-        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
-    else:
-        width, heads = config["hidden_size"], config["num_attention_heads"]
-        layers = config["num_hidden_layers"]
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-        writer.add_rope_dimension_count(width // heads)
-        writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(width)
-    writer.add_block_count(layers)
+    writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(heads)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _add_tokenizer(writer, folder, config)
     for key, value in load_file(folder / "model.safetensors").items():
-        if (tensor := _named(key)) is None:
-            continue
+        tensor = _named(key)
         x = value.astype(np.float32)
-        if model == "gpt2" and x.ndim == 2 and tensor.startswith("blk."):
-            x = x.T  # its layers are convolutions of width 1
         if ".attn_q." in tensor or ".attn_k." in tensor:  # llama.cpp turns pairs beside each other
             x = x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
         x = np.ascontiguousarray(x)
@@ -83,16 +60,13 @@ def convert(
     writer.close()
 
 
-def _named(key: str) -> str | None:
+def _named(key: str) -> str:
     """The name that llama.cpp has for a tensor."""
-    key = key.removeprefix("transformer.")
     body, _, part = key.rpartition(".")
     if body in _ENDS:
         return f"{_ENDS[body]}.{part}"
-    found = re.fullmatch(r"(?:h|model\.layers)\.(\d+)\.(.+)", body)
-    if found is None or (inner := (_GPT2 | _LLAMA).get(found[2])) is None:
-        return None  # the causal mask
-    return f"blk.{found[1]}.{inner}.{part}"
+    _, _, number, inner = body.split(".", maxsplit=3)
+    return f"blk.{number}.{_LAYER[inner]}.{part}"
 
 
 def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
@@ -121,7 +95,3 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     template = folder / "chat_template.jinja"
     if template.exists():
         writer.add_chat_template(template.read_text())
-
-
-if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))

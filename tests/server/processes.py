@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,20 +73,19 @@ def serving(*command: str, **environment: str) -> Iterator[Process]:
         process.kill()
 
 
-def free_port() -> str:
+@contextmanager
+def answering(*command: str | Path, log: Path, seconds: float, **environment: str) -> Iterator[str]:
+    """The address of somebody else's server, once it is well; its output is in `log`.
+
+    command: lacks its last argument, the port.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
-@contextmanager
-def answering(
-    command: Sequence[str | Path], url: str, log: Path, seconds: float, **environment: str
-) -> Iterator[None]:
-    """Run somebody else's server, once a GET of `url` succeeds; its output is in `log`."""
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
     with log.open("wb") as file:
         server = subprocess.Popen(
-            command,
+            [*command, port],
             env={**os.environ, **environment},
             stdout=file,
             stderr=file,
@@ -97,13 +96,13 @@ def answering(
         end = time.monotonic() + seconds
         while True:
             try:
-                httpx.get(url, timeout=5.0).raise_for_status()
+                httpx.get(f"{url}/health", timeout=5.0).raise_for_status()
                 break
             except httpx.HTTPError:
                 assert server.poll() is None, log.read_text()[-3000:]
                 assert time.monotonic() < end
                 time.sleep(0.2)
-        yield
+        yield url
     finally:
         os.killpg(server.pid, signal.SIGKILL)  # with the processes that it has started
         server.wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import cpu_environment, serving_chats
+from tests.vllm.servers import cpu_environment
 from tide.data.texts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
@@ -37,6 +37,6 @@ def engine() -> Iterator[VllmEngine]:
 
 
 @pytest.fixture(scope="session")
-def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving_chats(tmp_path_factory.mktemp("server") / "log") as url:
-        yield url
+def short_prompts(local: TransformersEngine, prompts: list[str]) -> list[str]:
+    """Prompts that leave room for a long answer."""
+    return [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50]

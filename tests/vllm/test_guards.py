@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, BertConfig
 
-from tests.models import CONTEXT, VOCAB, save_tokenizer
+from tests.models import save_classifier
 from tests.scorers.guards.tiny import TEXTS, save_guard
 from tests.vllm.servers import serving_vllm
 from tide.scorers import load_scorer
@@ -28,15 +26,7 @@ def test_a_server_that_fills_in_the_template(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_classify(tmp_path: Path) -> None:
-    folder = tmp_path / "classifier"
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=CONTEXT, id2label={0: "ok", 1: "toxic"},
-        label2id={"ok": 0, "toxic": 1},
-    )  # fmt: skip
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    folder = save_classifier(tmp_path / "classifier", ["ok", "toxic"])
     expected = load_scorer(f"hf:{folder}").score(TEXTS)
     with serving_vllm(folder, tmp_path / "log") as url:
         for number, right in ((1, expected), (0, 1 - expected)):
