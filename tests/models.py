@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    BertConfig,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -117,12 +117,12 @@ def save_mamba(folder: Path) -> Path:
     return folder
 
 
-def save_classifier(folder: Path, labels: list[str], **config: Any) -> Path:
+def save_classifier(folder: Path, labels: list[str], kind: str = "bert", **config: Any) -> Path:
     """A random text classifier with `labels`."""
     torch.manual_seed(0)
-    settings = BertConfig(
-        **_WIDTH, vocab_size=VOCAB, id2label=dict(enumerate(labels)),
-        label2id={label: i for i, label in enumerate(labels)}, **config,
+    settings = AutoConfig.for_model(
+        kind, **{**_WIDTH, **config}, vocab_size=VOCAB, id2label=dict(enumerate(labels)),
+        label2id={label: i for i, label in enumerate(labels)},
     )  # fmt: skip
     AutoModelForSequenceClassification.from_config(settings).save_pretrained(folder)
     save_tokenizer(folder)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.fakes import attribute
-from tests.models import CONTEXT, VOCAB, save_classifier, save_tokenizer
+from tests.models import CONTEXT, save_classifier
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import adapted, score_texts
@@ -94,31 +93,23 @@ def test_a_regression_and_a_missing_model_are_refused(tmp_path: Path) -> None:
         load_scorer(f"hf:{tmp_path / 'none'}")
 
 
-WIDTH = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "pad_token_id": 1,
-}  # fmt: skip
+# They begin to count positions after the padding's.
+PADDED = {"max_position_embeddings": 34, "pad_token_id": 1}
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "tokens"),
     [
-        # These begin to count positions after the padding's.
-        ("Roberta", {**WIDTH, "max_position_embeddings": 34}, 32),
-        ("Longformer", {**WIDTH, "max_position_embeddings": 34, "attention_window": [8]}, 32),
-        # No padding token: the tokenizer's is used.
-        ("GPT2", {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}, 64),
+        ("roberta", PADDED, 32),
+        ("longformer", {**PADDED, "attention_window": [8, 8]}, 32),
+        ("gpt2", {}, 64),  # no padding token: the tokenizer's is used
     ],
 )
 def test_architectures_read_long_texts_in_a_batch_as_alone(
     kind: str, options: dict[str, Any], tokens: int, tmp_path: Path
 ) -> None:
-    labels = {"id2label": {0: "neutral", 1: "toxic"}, "label2id": {"neutral": 0, "toxic": 1}}
-    settings = getattr(transformers, f"{kind}Config")(vocab_size=VOCAB, **labels, **options)
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_config(settings).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    scorer: Any = load_scorer(f"hf:{tmp_path}")
+    folder = save_classifier(tmp_path, ["neutral", "toxic"], kind, **options)
+    scorer: Any = load_scorer(f"hf:{folder}")
     texts = [*TEXTS, "The weather is fine and the people are kind " * 20]
     apart = [scorer.score([text])[0] for text in texts]
     assert scorer.score(texts) == pytest.approx(apart, abs=1e-5)
