@@ -26,7 +26,7 @@ from tide.core.errors import ScorerError
 from tide.scorers import languages, load_scorer
 from tide.scorers.base import Exchange, Scorer, score_texts
 from tide.scorers.encoder import ExchangeScorer, Reader, SentenceScorer, Shape
-from tide.scorers.languages import holds_listed_word
+from tide.scorers.languages import holds_listed_word, term_hash
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, fingerprint
 
 FILES = {
@@ -242,7 +242,9 @@ def test_the_bundled_lists_of_25_languages_pass_names_and_ordinary_words() -> No
         "La signora ha comprato del pesce fresco al mercato e una regina di cuori",
     ):
         assert not holds_listed_word(Exchange("", text)), text
-    listed_in = {code for codes in languages._lists().languages.values() for code in codes}
+    lists = languages._lists().languages
+    assert lists[term_hash(["bobo"])] == ["tl"]  # the file holds the hashes of this function
+    listed_in = {code for codes in lists.values() for code in codes}
     assert len(listed_in - {"en"}) == len(listed_in) == 25
 
 
