@@ -151,6 +151,30 @@ def test_the_first_decides_in_a_language_that_the_second_does_not_read() -> None
     assert ConfirmScorer([first, second]).score(texts) == pytest.approx([0.9, 0.9, 0.9])
 
 
+def test_the_second_decides_by_english_parts_of_a_text_in_another_language() -> None:
+    german = "Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich. " * 3
+    english = "They said that she is a bad neighbour to them. "
+    second = FakeScorer(lambda text: 0.9 if "bad" in text and len(text) < 60 else 0.3)
+    second.languages = ("en",)
+    scorer = ConfirmScorer([constant(0.2), second])
+    texts = [german, english + german, german + english, german + english + german]
+    assert scorer.score(texts) == pytest.approx([0.2, 0.9, 0.9, 0.9])
+    prompt = Exchange(english + german, "")
+    assert scorer.score([prompt]) == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize("ensemble", [MaxScorer, FallbackScorer])
+@pytest.mark.parametrize("languages", [None, ("de",)])
+def test_the_second_decides_in_every_language_that_one_of_its_members_may_read(
+    ensemble: Any, languages: tuple[str, ...] | None
+) -> None:
+    reads_german, reads_english = constant(0.9), constant(0.9)
+    reads_german.languages, reads_english.languages = languages, ("en",)
+    scorer = ConfirmScorer([constant(0.2), ensemble([reads_german, reads_english])])
+    german = "Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich"
+    assert scorer.score([german, "She was very kind to all of them"]) == pytest.approx([0.9, 0.9])
+
+
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     first, second = stated(), stated(0.25)
     scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3)])

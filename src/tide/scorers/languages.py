@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def language_of(text: str, sure: float = 0.8) -> str:
     return "und" if is_foreign else ""
 
 
-def is_read(languages: Sequence[str] | None, exchange: Exchange) -> bool:
+def is_read(languages: Collection[str] | None, exchange: Exchange) -> bool:
     """Whether a scorer of these languages reads a text; one of an unclear language is read."""
     if languages is None:
         return True

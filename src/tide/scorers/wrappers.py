@@ -46,8 +46,8 @@ from tide.scorers.base import (
     score_texts,
     validated_answer,
 )
-from tide.scorers.disguises import REORDERED
-from tide.scorers.languages import is_read
+from tide.scorers.disguises import REORDERED, readings
+from tide.scorers.languages import is_read, language_of
 
 _LOG = logger(__name__)
 
@@ -118,12 +118,17 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
+# Words of a part of a text in several languages. Fewer words seldom tell a language.
+_PART = 8
+
+
 class ConfirmScorer(ScorerWrapper):
     """The second scorer, with the first as its screen (see `tide.Scorer`).
 
     The first, a quick scorer that counts words, chooses at its pace where a growing text is also
     scored by the second, which reads sentences. Every score is the second scorer's, except that of
-    a text in a language that it does not read: there its score is noise, and the first decides.
+    a text in a language that it does not read: there its score is noise, and the first decides, or
+    the second by those parts of the text that it reads.
     """
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
@@ -140,13 +145,37 @@ class ConfirmScorer(ScorerWrapper):
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         assert self.screen is not None
         scores = self._scorer.score_attributes(texts)
-        read = self._scorer.languages
+        read = _languages_of_any(self._scorer)
+        if read is None:
+            return scores
         unread = [number for number, text in enumerate(texts) if not is_read(read, text)]
         if not unread:
             return scores
         values = scores.values.copy()
         values[unread] = self.screen.score_attributes([texts[number] for number in unread]).values
-        return scores._replace(values=values)
+        parts: list[Exchange] = []
+        owners: list[int] = []
+        for number in unread:
+            text = texts[number].text or texts[number].alone
+            for part in split_words(text, _PART):
+                if language_of(readings(part)[0]) in read:
+                    parts.append(texts[number]._replace(text=part))
+                    owners.append(number)
+        by_parts = self._scorer.score_attributes(parts).worst(owners, len(texts))
+        return scores._replace(values=np.maximum(values, by_parts.values))
+
+
+def _languages_of_any(scorer: ScorerWrapper) -> set[str] | None:
+    """Return the languages that a scorer, or any that it calls, reads; None if one is unknown."""
+    if not scorer.scorers:
+        return None if scorer.languages is None else set(scorer.languages)
+    languages: set[str] = set()
+    for member in scorer.scorers:
+        read = _languages_of_any(member)
+        if read is None:
+            return None
+        languages |= read
+    return languages
 
 
 # Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
