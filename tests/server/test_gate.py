@@ -54,7 +54,8 @@ def test_keys() -> None:
     with running(keys=KEYS) as server:
         for key in KEYS:
             assert server.ask_with({"authorization": f"Bearer {key}"}).status_code == 200
-            assert server.ask_with({"x-api-key": key}).status_code == 200
+            for header in ("x-api-key", "x-goog-api-key", "api-key"):
+                assert server.ask_with({header: key}).status_code == 200
         wrong: list[dict[str, str]] = [{}, {"authorization": f"Basic {KEYS[0]}"}]
         wrong += [{"authorization": f"Bearer {KEYS[0]}{end}"} for end in ("x", "\xe9", ", x")]
         wrong += [{"authorization": "Bearer"}, {"x-api-key": KEYS[0][:-1]}]

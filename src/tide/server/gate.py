@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 LOG = logger("tide.server")
 KEYS = "TIDE_SERVE_KEYS"
+KEY_HEADERS = (
+    "x-api-key",
+    "x-goog-api-key",
+    "api-key",
+)  # of Anthropic's, Google's, Azure's clients
 _KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
 # Paths that need no key. The page of the playground asks its user for the key. Google's clients
 # fetch the discovery document before they have one.
@@ -203,7 +208,7 @@ class Gate:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
+            key = next((headers[name] for name in KEY_HEADERS if headers.get(name)), "")
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
         sent_digest = digest_of_key(key.strip())

@@ -26,7 +26,7 @@ from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
 from tide.engines.openai.words import words_of
 from tide.server import messages, responses
 from tide.server.answers import Refused
-from tide.server.gate import VISIT, Visit, traced
+from tide.server.gate import KEY_HEADERS, VISIT, Visit, traced
 from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.schemas import ChatRequest, CompletionRequest, Translated
 
@@ -45,7 +45,7 @@ _OF_CONNECTIONS = frozenset((
 # A client's key is for this gateway; the server gets the gateway's own key.
 _NOT_SENT = _OF_CONNECTIONS | {
     *("host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"),
-    *("authorization", "x-api-key", "x-goog-api-key", "x-request-id"),
+    *("authorization", *KEY_HEADERS, "x-request-id"),
     "content-type",  # which the gate has changed
 }
 _NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id", "request-id"}
