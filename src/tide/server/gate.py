@@ -40,11 +40,8 @@ if TYPE_CHECKING:
 
 LOG = logger("tide.server")
 KEYS = "TIDE_SERVE_KEYS"
-KEY_HEADERS = (
-    "x-api-key",
-    "x-goog-api-key",
-    "api-key",
-)  # of Anthropic's, Google's, Azure's clients
+# Of Anthropic's, Google's and Azure's clients.
+KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 _KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
 # Paths that need no key. The page of the playground asks its user for the key. Google's clients
 # fetch the discovery document before they have one.

@@ -513,16 +513,16 @@ def usage_of(sent: Sequence[Sent], n: int) -> dict[str, Any]:
     answers = [answer.usage for answer in sent]
     read = sum(usage.prompt_tokens for usage in answers[::n])
     written = sum(usage.completion_tokens for usage in answers)
-    told = {
-        "prompt_tokens_details": [usage.prompt_tokens_details for usage in answers[::n]],
-        "completion_tokens_details": [usage.completion_tokens_details for usage in answers],
-    }
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        **{name: _added(details) for name, details in told.items() if all(details)},
     }
+    if details := _added([usage.prompt_tokens_details for usage in answers[::n]]):
+        counts["prompt_tokens_details"] = details
+    if details := _added([usage.completion_tokens_details for usage in answers]):
+        counts["completion_tokens_details"] = details
+    return counts
 
 
 def _added(details: Sequence[Mapping[str, int]]) -> dict[str, int]:
