@@ -24,6 +24,7 @@ from tide.core.errors import (
 from tide.core.results import Result, Trial
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Request
+from tide.scorers.base import Exchange
 
 
 def test_prompts_are_written_while_texts_are_scored() -> None:
@@ -326,6 +327,16 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_written(prompt: 
     assert detox.engine.requests == []
     assert scorer.calls == [[BAD]]
     assert detox(prompt, refuse_prompt_above=None).text
+
+
+def test_a_prompt_is_judged_as_an_exchange_without_an_answer() -> None:
+    scorer = FakeScorer(lambda exchange: 0.1, reads="exchange")
+    detox = refusing(scorer)
+    for prompt in (GOOD, Chat.said(GOOD)):
+        detox(prompt)
+        assert scorer.texts[0] == Exchange(prompt, "")
+        assert {exchange.context for exchange in scorer.texts} == {prompt}
+        scorer.calls.clear()
 
 
 def test_a_prompt_at_the_limit_is_completed() -> None:

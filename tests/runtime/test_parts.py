@@ -179,6 +179,13 @@ def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(accepts: bool) -> 
     assert (trial.empty, trial.parts.reasoning) == (True, "")
 
 
+def test_a_stream_gives_the_text_once_all_has_passed() -> None:
+    with Teller(("Rude.", RUDE), ("Here it is.", KIND)) as engine, detoxifier(engine) as detox:
+        with detox.stream(CHAT) as texts:
+            assert list(texts) == ["Here it is."]
+        assert texts.result.best.parts.tool_calls[0].arguments == '["a town"]'
+
+
 def test_without_a_score_nothing_is_given_out() -> None:
     def down(text: str) -> float:
         raise ScorerUnavailableError("down")

@@ -15,7 +15,7 @@ from transformers import Gemma2Config
 from tests.models import _COMMON, _WIDTH, CONFIGS, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
-from tide.engines.local.cache import KeyValueCache, Pair
+from tide.engines.local.cache import KeyValueCache, Pair, PrefixCache
 from tide.engines.local.engine import TransformersEngine
 
 # Gemma 2 with sliding windows that hold most of the prompts here, but not all.
@@ -84,6 +84,10 @@ def test_cached_texts_are_bounded_and_go_with_their_handles(llama: TransformersE
         gc.collect()
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_model_whose_rows_cannot_be_shared_has_no_cached_beginnings() -> None:
+    assert PrefixCache(0).begin() is None
 
 
 # Running rows
