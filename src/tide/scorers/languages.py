@@ -85,8 +85,12 @@ def is_read(languages: Collection[str] | None, exchange: Exchange) -> bool:
     """Whether a scorer of these languages reads a text; one of an unclear language is read."""
     if languages is None:
         return True
-    text = readings(exchange.text or exchange.alone)[0]
-    return language_of(text) in ("", *languages)
+    return displayed_language(exchange.alone) in ("", *languages)
+
+
+def displayed_language(text: str) -> str:
+    """Return the language of a text as a person sees it; see `language_of`."""
+    return language_of(readings(text)[0])
 
 
 @cache

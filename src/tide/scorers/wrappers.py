@@ -46,8 +46,8 @@ from tide.scorers.base import (
     score_texts,
     validated_answer,
 )
-from tide.scorers.disguises import REORDERED, readings
-from tide.scorers.languages import is_read, language_of
+from tide.scorers.disguises import REORDERED
+from tide.scorers.languages import displayed_language, is_read
 
 _LOG = logger(__name__)
 
@@ -141,28 +141,27 @@ class ConfirmScorer(ScorerWrapper):
         self.pace, self.threshold = screen.pace, second.threshold
         self.attributes, self.highest_of = second.attributes, second.highest_of
         self.window = second.window
+        self._languages_read = _languages_of_any(second)
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        assert self.screen is not None
         scores = self._scorer.score_attributes(texts)
-        read = _languages_of_any(self._scorer)
-        if read is None:
+        numbers = [
+            number for number, text in enumerate(texts) if not is_read(self._languages_read, text)
+        ]
+        if not numbers:
             return scores
-        unread = [number for number, text in enumerate(texts) if not is_read(read, text)]
-        if not unread:
-            return scores
+        unread = [texts[number] for number in numbers]
+        parts = [self._parts_read(exchange.alone) for exchange in unread]
+        by_first = self.scorers[0].score_attributes(unread).values
+        by_second = _worst_part(self._scorer, unread, parts).values
         values = scores.values.copy()
-        values[unread] = self.screen.score_attributes([texts[number] for number in unread]).values
-        parts: list[Exchange] = []
-        owners: list[int] = []
-        for number in unread:
-            text = texts[number].text or texts[number].alone
-            for part in split_words(text, _PART):
-                if language_of(readings(part)[0]) in read:
-                    parts.append(texts[number]._replace(text=part))
-                    owners.append(number)
-        by_parts = self._scorer.score_attributes(parts).worst(owners, len(texts))
-        return scores._replace(values=np.maximum(values, by_parts.values))
+        values[numbers] = np.maximum(by_first, by_second)
+        return scores._replace(values=values)
+
+    def _parts_read(self, text: str) -> list[str]:
+        """Return the parts of a text that are clearly in a language of the second scorer."""
+        read = self._languages_read or ()
+        return [part for part in split_words(text, _PART) if displayed_language(part) in read]
 
 
 def _languages_of_any(scorer: ScorerWrapper) -> set[str] | None:
@@ -205,14 +204,25 @@ class WindowedScorer(ScorerWrapper):
         self.name = f"windows:{self._words}:{scorer.name}"
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        windows: list[Exchange] = []
-        owners: list[int] = []
-        for owner, exchange in enumerate(texts):
-            parts = split_words(exchange.text, self._words)
-            visible = [part for part in parts if not is_blank(part)] or parts[:1]
-            windows += [exchange._replace(text=part) for part in visible]
-            owners += [owner] * len(visible)
-        return self._scorer.score_attributes(windows).worst(owners, len(texts))
+        return _worst_part(
+            self._scorer, texts, [self._windows(exchange.text) for exchange in texts]
+        )
+
+    def _windows(self, text: str) -> list[str]:
+        windows = split_words(text, self._words)
+        return [window for window in windows if not is_blank(window)] or windows[:1]
+
+
+def _worst_part(
+    scorer: ScorerWrapper, texts: Sequence[Exchange], parts: Sequence[Sequence[str]]
+) -> Attributed:
+    """Return the highest scores among the parts of each text; every part keeps its context."""
+    exchanges: list[Exchange] = []
+    owners: list[int] = []
+    for owner, exchange in enumerate(texts):
+        exchanges += [exchange._replace(text=part) for part in parts[owner]]
+        owners += [owner] * len(parts[owner])
+    return scorer.score_attributes(exchanges).worst(owners, len(texts))
 
 
 def split_words(text: str, words: int) -> list[str]:
