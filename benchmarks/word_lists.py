@@ -58,10 +58,9 @@ def main() -> None:
         if ordinary[code]:
             shares["ordinary"] = share(ordinary[code])
         print(f"{language} ({detected:.0%} detected): {shares}")
-        hateful = [case["label_gold"] == "hateful" for case in cases]
-        cased = [case["test_case"] for case in cases]
+        hateful = [label == "hateful" for label, group in by_label.items() for _ in group]
         for scorer in scorers:
-            scores = score_texts(scorer, cased).values
+            scores = score_texts(scorer, texts).values
             print(f"    {scorer.name}: AUC {roc_auc_score(hateful, scores):.2f}", flush=True)
 
 

@@ -413,11 +413,11 @@ def _ended_with(head: str) -> Parts | None:
     A much longer one is another window of the text, from which this one has not grown.
     """
     alike = _newest.get(head[-_TAIL:], ()) if head else ()
-    found, most = None, len(head) + _MOST_GONE
+    shortest, most = None, len(head) + _MOST_GONE
     for parts in reversed(alike):
         if len(parts.head) <= most and parts.head.endswith(head):
-            found, most = parts, len(parts.head) - 1  # of two equal ones, the newer
-    return found
+            shortest, most = parts, len(parts.head) - 1  # of two equal ones, the newer
+    return shortest
 
 
 def parts_of(text: str) -> Parts:
