@@ -69,8 +69,8 @@ def run(out: Path, spec: str = "tide", rows: list[Row] = ROWS, **options: Any) -
     """Evaluate one method with texts that contain their own toxicity."""
     usual = {"model": scripted_engine(), "scorer": ReadingScorer(), "reference": "none"}
     benchmark = Benchmark("mine", "mine.jsonl", rows)
-    (made,) = evaluate(benchmark, [spec], out=out, **(usual | options))
-    return made
+    (evaluated,) = evaluate(benchmark, [spec], out=out, **(usual | options))
+    return evaluated
 
 
 # Fields that depend on the clock.
@@ -84,17 +84,17 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 
 def test_evaluate_writes_a_run_folder(tmp_path: Path) -> None:
-    made = run(tmp_path, judges=half_judge(), reference="words")
+    evaluated = run(tmp_path, judges=half_judge(), reference="words")
     read_again = read_run(tmp_path / "tide")
-    assert read_again == made
-    assert (made.name, made.config["model"], made.failed) == ("tide", "scripted", {})
-    scorer, (its_judge,) = made.config["scorer"], made.config["judges"]
+    assert read_again == evaluated
+    assert (evaluated.name, evaluated.config["model"], evaluated.failed) == ("tide", "scripted", {})
+    scorer, (its_judge,) = evaluated.config["scorer"], evaluated.config["judges"]
     assert scorer == {"spec": None, "name": "reading", "code": scorer["code"]}
     assert its_judge == {"spec": None, "name": "kind", "code": its_judge["code"]}
-    assert made.sources == ["reading", "kind"]
-    assert (made.references, made.config["num_trials"]) == (["words"], 3)
-    assert [record.id for record in made.records] == [row.id for row in ROWS]  # in order
-    for record in made.records:
+    assert evaluated.sources == ["reading", "kind"]
+    assert (evaluated.references, evaluated.config["num_trials"]) == (["words"], 3)
+    assert [record.id for record in evaluated.records] == [row.id for row in ROWS]  # in order
+    for record in evaluated.records:
         assert record.group == ("odd" if int(record.id) % 2 else "even")
         # Approximate, since texts contain only six digits of a score.
         for trial in record.trials:
@@ -171,10 +171,10 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
     base, walk = judge(tmp_path, judges=judges, reference="words")
     assert (base.name, walk.name) == ("base", "random-walk:max_iterations=1,on_unresolved=refuse")
     assert find_runs([tmp_path])[1].name == "random-walk-max_iterations=1-on_unresolved=refuse"
-    for made in (base, walk):
-        assert made.sources == ["reading", "one", "two"]
-        assert made.references == ["words"]
-        assert all("two" in trial.judge_scores for _, trial in made.trials)
+    for evaluated in (base, walk):
+        assert evaluated.sources == ["reading", "one", "two"]
+        assert evaluated.references == ["words"]
+        assert all("two" in trial.judge_scores for _, trial in evaluated.trials)
     sent = [len(judge.texts) for judge in judges]
     judge([tmp_path / "base"], judges=judges)
     assert [len(judge.texts) for judge in judges] == sent
@@ -197,7 +197,7 @@ def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
 
     picky = FakeScorer(score, name="kind")
     rows = [*ROWS, Row("none", " ")]
-    made = run(tmp_path, "base", rows, judges=picky, reference="auto", progress=progress)
+    evaluated = run(tmp_path, "base", rows, judges=picky, reference="auto", progress=progress)
     told = [(name, *arguments[:2]) for name, arguments, _ in progress.mock_calls if arguments]
     assert "pass a model with --reference FOLDER_OR_HUB_ID" in told[0][1]
     assert [event for event in told if event[0] in ("begin", "failed")] == [
@@ -206,9 +206,9 @@ def test_prompt_or_judge_failure_is_of_one_prompt(tmp_path: Path) -> None:
         ("begin", "judge kind", 5),
         ("failed", "judge kind", 2),
     ]
-    assert isinstance(made.failed["none"], InputError)
-    assert isinstance(made.failed[2], ScorerError)
-    is_judged = [any(column(record, "judge_scores")) for record in made.records]
+    assert isinstance(evaluated.failed["none"], InputError)
+    assert isinstance(evaluated.failed[2], ScorerError)
+    is_judged = [any(column(record, "judge_scores")) for record in evaluated.records]
     assert is_judged == [True, True, False, True, True]
     again = run(tmp_path, "base", judges=half_judge()).records[2]
     assert all(column(again, "judge_scores"))
@@ -241,9 +241,9 @@ def test_resume_refuses_another_configuration(
 def test_fewer_prompts_are_run_again_also_if_some_failed(tmp_path: Path) -> None:
     failing = [Row("none", " "), *ROWS]
     run(tmp_path, "base", failing)
-    made = run(tmp_path, "base", failing[:2])
-    assert [record.id for record in made.records] == [ROWS[0].id]
-    assert list(made.failed) == ["none"]
+    evaluated = run(tmp_path, "base", failing[:2])
+    assert [record.id for record in evaluated.records] == [ROWS[0].id]
+    assert list(evaluated.failed) == ["none"]
 
 
 def test_interrupted_run_of_another_input_is_not_resumed(tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ def running(
     secrets = [SecretStr(key) for key in keys]
     with (
         own or nullcontext(),
-        closing(Policies(line, policies, limits=limits, keys=secrets)) as made,
+        closing(Policies(line, policies, limits=limits, keys=secrets)) as open_policies,
     ):
-        made.start(engine)
-        monitor = Monitor(made, monitor_log, monitor_texts)
-        app = create_app(made, name, monitor, tracing=tracing)
+        open_policies.start(engine)
+        monitor = Monitor(open_policies, monitor_log, monitor_texts)
+        app = create_app(open_policies, name, monitor, tracing=tracing)
         portal = None if engine.in_process else engine.portal
         with listening(app, drain, portal) as (url, server):
-            started = Running(url, engine, scorer, made, server)
+            started = Running(url, engine, scorer, open_policies, server)
             with started.http:
                 yield started
 

@@ -245,9 +245,9 @@ def differing(
     """The requests to a gateway whose answers are not the server's own, as `read` reads them."""
     differs = []
     for path, body in asked:
-        own, passed = read(direct, path, body), read(gateway, path, body)
-        if own != passed:
-            differs.append((path, body, own, passed))
+        by_server, by_gateway = read(direct, path, body), read(gateway, path, body)
+        if by_server != by_gateway:
+            differs.append((path, body, by_server, by_gateway))
     return differs
 
 
