@@ -179,53 +179,6 @@ def test_markup_of_a_model_is_text(page: Any) -> None:
     assert "<img" in page.text_content("#base")
 
 
-def test_a_link_gives_the_same_again(browser: Any, page: Any, server: Running) -> None:
-    detoxify(page, "the first prompt of all & more")
-    page.fill("#seed", "")
-    page.click("#link")
-    expect(page.locator("#status")).to_have_text(re.compile("link is in the address bar"))
-    assert KEY not in page.url
-    with opened(browser, page.url) as other:
-        assert other.input_value("#prompt") == "the first prompt of all & more"
-        assert other.input_value("#seed") == "3"
-        other.fill("#key", KEY)
-        other.click("#go")
-        expect(other.locator("#status")).to_have_text("Accepted.")
-        assert other.text_content("#found") == page.text_content("#found")
-
-
-@pytest.mark.nightly
-def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) -> None:
-    with opened(browser, chat_server.url) as page:
-        page.get_by_role("button", name="A chat of 3 messages").click()
-        expect(page.locator("#turns li")).to_have_count(2)
-        page.click("#go")
-        expect(page.locator("#status")).to_have_text("Accepted.")
-        answer = page.text_content("#found")
-        page.click("#link")
-        with opened(browser, page.url) as other:
-            expect(other.locator("#turns li")).to_have_count(2)
-            for number, role in enumerate(("a question", "an answer")):
-                turn = other.locator("#turns li").nth(number)
-                said = page.text_content(f"#turns li >> nth={number}").partition(": ")[2]
-                expect(turn).to_have_text(f"From the link, as {role}: {said}")
-                expect(turn.get_by_text("From the link")).to_be_in_viewport()
-                assert turn.locator(".origin").bounding_box()["width"] > 50  # visible on the screen
-            assert "Model:" not in other.text_content("body")
-            other.click("#go")
-            expect(other.locator("#status")).to_have_text("Accepted.")
-            assert other.text_content("#found") == answer
-        page.fill("#prompt", "And then?")
-        page.click("#link")
-        with opened(browser, page.url) as other:
-            expect(other.locator("#turns li")).to_have_count(4)
-            assert other.input_value("#prompt") == "And then?"
-        for bad in ("[1]", "{", '[{"role":"system","content":"x"}]'):
-            with opened(browser, f"{chat_server.url}#kind=chat&prompt=x&turns={bad}") as other:
-                expect(other.locator("#turns li")).to_have_count(0)
-                assert other.input_value("#prompt") == "x"
-
-
 def test_no_score_is_rounded_across_the_threshold(modules: Any) -> None:
     shown = modules.evaluate(
         """async () => {

@@ -34,8 +34,8 @@ let running = null; // AbortController of the current request
 let shown = null; // the answer on display: {prompt, chat, text, reason, tide, base}
 let turns = []; // the chat before the answer on display
 
-let own = location.hash.includes("prompt="); // whether the user chose the prompt
-let picked = location.hash.includes("kind="); // whether the user chose completion or chat
+let own = false; // whether the user chose the prompt
+let picked = false; // whether the user chose completion or chat
 
 const kind = () => $("form").elements.kind.value;
 
@@ -130,19 +130,17 @@ function choose() {
   }));
 }
 
-// linked: whether the turn is from a link. Anybody may have written the turn, so it is not shown as the model's or user's.
-function bubble(role, content, linked = false) {
+function bubble(role, content) {
   const node = document.createElement("li");
   node.className = role;
   const who = document.createElement("span");
-  const said = role === "user" ? ["You: ", "From the link, as a question: "] : ["Model: ", "From the link, as an answer: "];
-  [who.className, who.textContent] = [linked ? "origin" : "who", said[Number(linked)]];
+  [who.className, who.textContent] = ["who", role === "user" ? "You: " : "Model: "];
   node.append(who, ...content);
   return node;
 }
 
 function talk() {
-  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content], one.linked)));
+  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content])));
   const chat = kind() === "chat";
   $("talk").hidden = !chat || !turns.length;
   $("new").hidden = !chat || !(turns.length || shown?.chat);
@@ -151,14 +149,11 @@ function talk() {
 // Whether the chat continues from an answer.
 const kept = (tide) => tide?.accepted || tide?.mode === "monitor";
 
-// The turns that the chat continues from, with the answer on display if it is kept.
-function soFar() {
-  if (!(shown?.chat && kept(shown.tide))) return turns;
-  return [...turns, { role: "user", content: shown.prompt }, { role: "assistant", content: shown.text }];
-}
-
+// Continues the chat, from the answer on display if it is kept.
 function goOn() {
-  turns = soFar();
+  if (shown?.chat && kept(shown.tide)) {
+    turns.push({ role: "user", content: shown.prompt }, { role: "assistant", content: shown.text });
+  }
   clear();
 }
 
@@ -193,7 +188,7 @@ function request() {
   const prompt = $("prompt").value;
   const chat = kind() === "chat";
   return {
-    ...(chat ? { messages: [...turns.map(plain), { role: "user", content: prompt }] } : { prompt }),
+    ...(chat ? { messages: [...turns, { role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("tokens"),
     temperature: number("temperature"),
     seed: number("seed") ?? Math.floor(Math.random() * 2 ** 31),
@@ -353,42 +348,6 @@ function row(one, threshold, unmasked) {
   return node;
 }
 
-// A link contains the prompt, the turns before the prompt and the settings, but never the key. With the seed of the answer
-// on display, the link gives the same text again.
-function link() {
-  const values = new URLSearchParams({ kind: kind(), prompt: $("prompt").value || shown?.prompt || "" });
-  for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
-  if (!values.has("seed") && shown?.tide) values.set("seed", shown.tide.seed);
-  const before = $("prompt").value ? soFar() : turns;
-  if (kind() === "chat" && before.length) values.set("turns", JSON.stringify(before.map(plain)));
-  history.replaceState(null, "", `#${values}`);
-  const done = () => { $("status").textContent = "The link is in the address bar and on the clipboard."; };
-  const alone = () => { $("status").textContent = "The link is in the address bar."; };
-  if (!navigator.clipboard) return alone();
-  navigator.clipboard.writeText(location.href).then(done, alone);
-}
-
-function follow() {
-  const values = new URLSearchParams(location.hash.slice(1));
-  for (const id of ["prompt", ...Object.keys(NUMBERS)]) $(id).value = values.get(id) ?? "";
-  $("form").elements.kind.value = values.get("kind") === "chat" ? "chat" : "completion";
-  $("settings").open = Object.keys(NUMBERS).some((id) => values.has(id));
-  turns = turnsOf(values.get("turns"));
-}
-
-const plain = ({ role, content }) => ({ role, content });
-
-// The turns in a link. Anybody may have written the link, so one invalid turn discards all turns.
-function turnsOf(written) {
-  try {
-    const found = JSON.parse(written) ?? [];
-    const isTurn = (one) => ["user", "assistant"].includes(one.role) && typeof one.content === "string";
-    return found.every(isTurn) ? found.map((one) => ({ ...plain(one), linked: true })) : [];
-  } catch {
-    return [];
-  }
-}
-
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (!$("go").disabled) run();
@@ -401,7 +360,6 @@ $("form").addEventListener("change", (event) => {
 $("prompt").addEventListener("input", () => { own = true; });
 $("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
-$("link").addEventListener("click", link);
 $("new").addEventListener("click", () => {
   begin([]);
   $("prompt").focus();
@@ -411,6 +369,5 @@ $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
 $("path-details").addEventListener("toggle", () => shown?.tide && show());
-follow();
 choose();
 learn(true);
