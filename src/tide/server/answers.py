@@ -94,22 +94,14 @@ class Refused(Exception):
         return refused
 
     @classmethod
-    def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
-        """Return the refusal that a client sees for `error`, without details of internal errors.
-
-        tokens_name: the request's name for `max_new_tokens`.
-        """
+    def of(cls, error: Exception) -> Refused:
+        """Return the refusal that a client sees for `error`, without details of internal errors."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
-            message, field = str(error), error.field
-            names = {"max_new_tokens": tokens_name, "min_new_tokens": "min_tokens"}
-            for ours, theirs in names.items():
-                message = message.replace(ours, theirs)
-                field = theirs if field == ours else field
             too_long = isinstance(error, ContextLengthError)
             code = "context_length_exceeded" if too_long else None
-            return cls(400, message, param=field, code=code)
+            return cls(400, str(error), param=error.field, code=code)
         if isinstance(error, PromptRefusedError):
             return cls(400, _REJECTED, code="content_filter")
         reply = reply_of_server(error)
@@ -148,7 +140,7 @@ class Refused(Exception):
             headers["connection"] = "close"
         if not self.again:
             headers["x-should-retry"] = "false"
-        for ours, theirs in _NAMES.get(path, {}).items():
+        for ours, theirs in (_SETTINGS | _NAMES.get(path, {})).items():
             for name in ("message", "param"):
                 if isinstance(text := self.body[name], str):
                     self.body[name] = re.sub(ours, theirs, text)
@@ -208,7 +200,9 @@ _WHEN = re.compile(
     r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT",
     re.ASCII,
 )
-# The fields of a chat, as errors name them, in the requests of other APIs that become chats.
+# Settings, as errors name them, in requests.
+_SETTINGS = {r"\bmax_new_tokens\b": "max_tokens", r"\bmin_new_tokens\b": "min_tokens"}
+# The fields of a chat, as errors name them, in requests that become chats.
 _NAMES = {
     "/v1/responses": {
         r"^messages(?=[.:]|$)": "input",
@@ -216,6 +210,7 @@ _NAMES = {
         r"\breasoning_effort\b": "reasoning.effort",
         r"\bresponse_format\b": "text.format",
     },
+    "/v1/moderations": {r"^messages(?=[.:]|$)": "context"},
     "/v1/messages": {
         r"\bresponse_format\b": "output_config.format",
         r"^stop(?=[.:]|$)": "stop_sequences",

@@ -27,7 +27,7 @@ import anyio
 
 from tide.core.chat import Chat, Parts, forms_of
 from tide.core.concurrency import Mailbox
-from tide.core.errors import InputError, PromptRefusedError, TideError
+from tide.core.errors import PromptRefusedError, TideError
 from tide.core.results import FinishReason, Result, Trial, Usage
 from tide.core.sanitize import Unread, readings
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
@@ -259,8 +259,8 @@ class Serving:
         """Refuse too many tokens, and limit a request that names no number. usual: the policy's."""
         most = self.limits.max_tokens
         if settings.get("max_new_tokens", 0) > most:
-            message = f"{request.tokens_name}: must be at most {most} on this server"
-            raise Refused(400, message, param=request.tokens_name)
+            message = f"max_tokens: must be at most {most} on this server"
+            raise Refused(400, message, param="max_tokens")
         is_open = "max_new_tokens" not in usual.model_fields_set
         length = SERVER_TOKENS if self._passes_fields else CHAT_TOKENS
         is_long = self._passes_fields or isinstance(request, ChatRequest)
@@ -308,8 +308,6 @@ class Serving:
                     continue
                 if isinstance(item, PromptRefusedError):
                     self.metrics.outcomes.labels("prompt_refused").inc()
-                if isinstance(item, InputError):
-                    raise Refused.of(item, request.tokens_name) from item
                 if isinstance(item, Exception):
                     raise await _without_unscored(item, calls[number])
                 if isinstance(item, str):

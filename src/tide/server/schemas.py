@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -175,11 +176,6 @@ class Generation(Body):
                     raise PydanticCustomError("unscored", reason, {"param": name})
         return values
 
-    @property
-    def tokens_name(self) -> str:
-        """The request's name for `max_new_tokens`."""
-        return "max_tokens"
-
     def settings(self) -> dict[str, Any]:
         """Return the settings of the request, under the names of `Settings`."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -266,17 +262,17 @@ class Part(Wire):
             raise PydanticCustomError("unscored", reason, {"param": "type"})
         return self
 
-    def unread(self) -> str:
-        """Return why media are refused where no server reads them."""
-        return f"parts of type {self.type!r} cannot be scored; send text"
+    def only_text(self, place: str) -> str:
+        """Return the text or refusal. Raises Refused for media, which no server reads here."""
+        if self.said is None:
+            reason = f"parts of type {self.type!r} cannot be scored; send text"
+            raise Refused(400, f"{place}.type: {reason}", param=f"{place}.type")
+        return self.said
 
 
 class CalledFunction(Wire):
     name: Text
     arguments: Text
-
-    def named(self) -> dict[str, str]:
-        return {"name": self.name, "arguments": self.arguments}
 
 
 class MessageCall(Wire):
@@ -311,14 +307,12 @@ class ResponseFormat(_PassedOn):
 
 
 class ChatMessage(Wire):
-    """A message. `function` and `function_call` are the older forms of `tool` and `tool_calls`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOr[Part] | None = None
     refusal: Text | None = None  # of an assistant that wrote nothing else
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
-    function_call: CalledFunction | None = None
+    function_call: None = None  # the older form of `tool_calls`
 
     @property
     def said(self) -> str | list[Part] | None:
@@ -335,19 +329,22 @@ class ChatMessage(Wire):
             shown = [part.said or part.text or part.thought for part in parts]
             texts = [text for text in shown if text is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
-        calls = [{"id": call.id, **call.function.named()} for call in self.tool_calls]
-        if self.function_call is not None:
-            calls.append({"id": "", **self.function_call.named()})
-        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        calls = [
+            {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+            for call in self.tool_calls
+        ]
+        role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": text, "tool_calls": calls}
-        if self.tool_call_id is not None or self.role == "function":
-            message["tool_call_id"] = self.tool_call_id or ""
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
 class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: MaxTokens = None
+    max_tokens: MaxTokens = Field(
+        default=None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
+    )
     tools: Rows[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | Tool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
@@ -375,7 +372,10 @@ class ChatRequest(Generation):
         server, which alone reads parts of messages other than text.
         """
         if forms is None:
-            self._check_only_text()
+            for number, message in enumerate(self.messages):
+                parts = message.content if isinstance(message.content, list) else []
+                for index, part in enumerate(parts):
+                    part.only_text(f"messages.{number}.content.{index}")
         asks: dict[str, Any] = dict(sorted((forms or {}).items()))
         names = ["tools", "tool_choice", "parallel_tool_calls"] if self.tools else []
         if self.response_format is not None and self.response_format.type != "text":
@@ -386,22 +386,6 @@ class ChatRequest(Generation):
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         messages = [message.plain() for message in self.messages]
         return Chat.of(messages, asks, for_server=forms is not None)
-
-    def _check_only_text(self) -> None:
-        for number, message in enumerate(self.messages):
-            parts = message.content if isinstance(message.content, list) else []
-            for index, part in enumerate(parts):
-                if part.said is None:
-                    name = f"messages.{number}.content.{index}.type"
-                    raise Refused(400, f"{name}: {part.unread()}", param=name)
-
-    @property
-    def tokens_name(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    def settings(self) -> dict[str, Any]:
-        tokens = self.max_completion_tokens
-        return super().settings() | ({} if tokens is None else {"max_new_tokens": tokens})
 
 
 class Translated(Body):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Chat, Text
-from tide.core.errors import InputError, ScorerUnavailableError, unknown
+from tide.core.errors import ScorerUnavailableError, unknown
 from tide.core.http import Rows
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
@@ -113,28 +113,20 @@ class ModerationRequest(_ScoringRequest):
     context: TextOr[ChatMessage] | None = None
 
     def exchanges(self) -> list[Exchange]:
-        """Return the inputs in their context. Raises Refused for messages that are no chat."""
+        """Return the inputs in their context. Raises InputError for messages that are no chat."""
         context: str | Chat = ""
         if isinstance(self.context, str):
             context = self.context
         elif self.context is not None:
-            try:
-                context = Chat.of([message.plain() for message in self.context])
-            except InputError as error:
-                raise Refused(400, f"context: {error}", param="context") from None
+            context = Chat.of([message.plain() for message in self.context])
         return [Exchange(context, text) for text in self._texts()]
 
     def _texts(self) -> list[str]:
         """Return the texts of the inputs. Parts are one input, as at OpenAI."""
-        texts: list[str] = []
-        for number, part in enumerate(self.input):
-            if isinstance(part, str):
-                texts.append(part)
-            elif part.said is not None:
-                texts.append(part.said)
-            else:
-                name = f"input.{number}.type"
-                raise Refused(400, f"{name}: {part.unread()}", param=name)
+        texts = [
+            part if isinstance(part, str) else part.only_text(f"input.{number}")
+            for number, part in enumerate(self.input)
+        ]
         has_parts = any(isinstance(part, Part) for part in self.input)
         return ["\n".join(texts)] if has_parts else texts
 

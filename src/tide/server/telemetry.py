@@ -54,132 +54,103 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._add_metrics_of_requests()
-        self._add_metrics_of_completions()
-        self._add_metrics_of_policies()
-        self._add_metrics_of_scorers()
+        self._add_counters(partial(Counter, namespace="tide", registry=self._registry))
+        self._add_gauges(partial(Gauge, namespace="tide", registry=self._registry))
+        self._add_histograms(partial(Histogram, namespace="tide", registry=self._registry))
 
-    def _add_metrics_of_requests(self) -> None:
-        self.requests = self._counter(
-            "requests", "Requests by status; 499: the client disconnected", "route", "status"
+    def _add_counters(self, counter: partial[Counter]) -> None:
+        self.requests = counter(
+            "requests",
+            "Requests by status; 499: the client disconnected",
+            ("route", "status"),
         )
-        self.seconds = self._histogram("request_seconds", "Time of a request", "route")
-        self.answers = self._counter(
+        self.answers = counter(
             "answers",
             "Requests for text by policy, name of the key, and status",
-            *("policy", "key", "status"),
+            ("policy", "key", "status"),
         )
-        self.first_text = self._histogram(
-            "first_text_seconds", "Time to the first text of an answer", "policy"
+        self.reloads = counter(
+            "reloads", "Reloads of the policy file: done or failed", ("outcome",)
         )
-        # The scraped process sets it, and what others have set before may no longer hold.
-        self.engine_up = self._gauge(
-            "engine_up",
-            "1 if the model, or the server of a gateway, answers",
-            over_processes="livemostrecent",
-        )
-        self.reloads = self._counter(
-            "reloads", "Reloads of the policy file: done or failed", "outcome"
-        )
-        self.in_flight = self._gauge(
-            "requests_in_flight", "Requests not yet fully answered", over_processes="livesum"
-        )
-        self.under_way = self._gauge(
-            "completions_under_way", "Completions running or queued", over_processes="livesum"
-        )
-
-    def _add_metrics_of_completions(self) -> None:
-        self.outcomes = self._counter("completions", "Completions by outcome", "outcome")
-        self.changed = self._counter(
+        self.outcomes = counter("completions", "Completions by outcome", ("outcome",))
+        self.changed = counter(
             "changed_completions",
             "Texts given out that differ from the model's own text; whole: its whole text failed; "
             "beginning: a beginning of it failed, so the rest was never written or scored",
-            "failed",
+            ("failed",),
         )
-        self.rounds = self._counter("rounds", "Engine calls that the completions took part in")
-        self.evaluations = self._counter(
-            "evaluations", "Texts generated and scored for completions"
-        )
-        self.generated = self._counter("generated_tokens", "Tokens that the model wrote")
-        self.before = self._scores("toxicity_before", "Score of the model's own text")
-        self.after = self._scores("toxicity_after", "Score of the returned text")
-
-    def _add_metrics_of_policies(self) -> None:
-        highest = partial(self._gauge, over_processes="livemax")
-        self.monitored = self._counter(
+        self.rounds = counter("rounds", "Engine calls that the completions took part in")
+        self.evaluations = counter("evaluations", "Texts generated and scored for completions")
+        self.generated = counter("generated_tokens", "Tokens that the model wrote")
+        self.monitored = counter(
             "monitor_answers",
             "Monitored answers by outcome: changed or unchanged by enforcing, failed (no score) or "
             "skipped (too many were waiting)",
-            *("policy", "outcome"),
+            ("policy", "outcome"),
         )
-        self.monitor_score = self._scores(
-            "monitor_score", "Score of a monitored answer, or of its failing beginning", "policy"
-        )
-        self.shadowed = self._counter(
+        self.shadowed = counter(
             "shadow_answers",
             "Sent answers by the outcome that a shadow policy would have had for them, as in "
             "tide_monitor_answers",
-            *("policy", "shadow", "outcome"),
+            ("policy", "shadow", "outcome"),
         )
-        self.shadow_score = self._scores(
-            "shadow_score",
-            "Score that a shadow policy gave a sent answer, or its failing beginning",
-            *("policy", "shadow"),
-        )
-        self.of_policy = self._counter(
+        self.of_policy = counter(
             "policy_answers",
             "Answers of an enforced policy: altered (also: withheld) or unaltered",
-            *("policy", "outcome"),
+            ("policy", "outcome"),
         )
-        self.alter_at_most = highest("policy_alter_at_most", "Budget of altered answers", "policy")
-        self.altered_share = highest("policy_altered_share", "Share of altered answers", "policy")
+        self.guardrail = counter(
+            "guardrail_answers",
+            "Answers to litellm's guardrail: passed, blocked, failed (no score)",
+            ("policy", "outcome"),
+        )
+        self.scored = counter("scorer_texts", "Texts sent to the scorer")
+        self.failed = counter("scorer_errors", "Failed calls of the scorer", ("kind",))
+        self.fallbacks = counter(
+            "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
+        )
+        self.languages = counter(
+            "unread_answers",
+            "Answers in a language that the scorer does not read; word lists help it",
+            ("language",),
+        )
+
+    def _add_gauges(self, gauge: partial[Gauge]) -> None:
+        # The scraped process sets it, and what others have set before may no longer hold.
+        self.engine_up = gauge(
+            "engine_up",
+            "1 if the model, or the server of a gateway, answers",
+            multiprocess_mode="livemostrecent",
+        )
+        total = partial(gauge, multiprocess_mode="livesum")
+        self.in_flight = total("requests_in_flight", "Requests not yet fully answered")
+        self.under_way = total("completions_under_way", "Completions running or queued")
+        highest = partial(gauge, multiprocess_mode="livemax", labelnames=("policy",))
+        self.alter_at_most = highest("policy_alter_at_most", "Budget of altered answers")
+        self.altered_share = highest("policy_altered_share", "Share of altered answers")
         self.altered_evidence = highest(
             "policy_altered_evidence",
             "Evidence that more answers are altered than the budget allows; from 20 on, a warning",
-            "policy",
-        )
-        self.guardrail = self._counter(
-            "guardrail_answers",
-            "Answers to litellm's guardrail: passed, blocked, failed (no score)",
-            *("policy", "outcome"),
         )
 
-    def _add_metrics_of_scorers(self) -> None:
-        self.scored = self._counter("scorer_texts", "Texts sent to the scorer")
-        self.failed = self._counter("scorer_errors", "Failed calls of the scorer", "kind")
-        self.fallbacks = self._counter(
-            "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
+    def _add_histograms(self, histogram: partial[Histogram]) -> None:
+        seconds = partial(histogram, buckets=_SECONDS)
+        self.seconds = seconds("request_seconds", "Time of a request", ("route",))
+        self.first_text = seconds(
+            "first_text_seconds", "Time to the first text of an answer", ("policy",)
         )
-        self.languages = self._counter(
-            "unread_answers",
-            "Answers in a language that the scorer does not read; word lists help it",
-            "language",
+        self.scoring = seconds("scorer_seconds", "Time of a scorer call")
+        scores = partial(histogram, buckets=_SCORES)
+        self.before = scores("toxicity_before", "Score of the model's own text")
+        self.after = scores("toxicity_after", "Score of the returned text")
+        self.monitor_score = scores(
+            "monitor_score", "Score of a monitored answer, or of its failing beginning", ("policy",)
         )
-        self.scoring = self._histogram("scorer_seconds", "Time of a scorer call")
-
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(name, says, labels, namespace="tide", registry=self._registry)
-
-    def _gauge(self, name: str, says: str, *labels: str, over_processes: Any) -> Gauge:
-        """over_processes: how the values of several processes become one."""
-        return Gauge(
-            name,
-            says,
-            labels,
-            namespace="tide",
-            registry=self._registry,
-            multiprocess_mode=over_processes,
+        self.shadow_score = scores(
+            "shadow_score",
+            "Score that a shadow policy gave a sent answer, or its failing beginning",
+            ("policy", "shadow"),
         )
-
-    def _histogram(
-        self, name: str, says: str, *labels: str, buckets: Sequence[float] = _SECONDS
-    ) -> Histogram:
-        return Histogram(
-            name, says, labels, namespace="tide", registry=self._registry, buckets=buckets
-        )
-
-    def _scores(self, name: str, says: str, *labels: str) -> Histogram:
-        return self._histogram(name, says, *labels, buckets=_SCORES)
 
     def add(self, answered: Result | Draft) -> None:
         """Count one completion."""
