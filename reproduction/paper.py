@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -213,7 +214,7 @@ def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row
         if (row["what"], row["model"]) == ("Qwen3-14B", model)
     }
     references = list(dict.fromkeys(name for run in runs for name in run.references))
-    for summary in summaries:
+    for run, summary in zip(runs, summaries, strict=True):
         name = printed_row(summary.method, rows)
         if summary.method == FIRST:
             continue
@@ -221,13 +222,14 @@ def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row
         ours = {**summary.toxicity["perspective"], "iterations": summary.averages.get("iterations")}
         cells = [summary.method]
         for metric in (*METRICS, "iterations"):
-            cells += beside(ours[metric], theirs.get(metric))
+            estimate = ours[metric]
+            cells += beside(None if estimate is None else estimate.value, theirs.get(metric))
         for reference in references:
             fluency = summary.fluency[reference]
             of_all = further.get(name or "") if reference == FOR_ALL else None
             at = theirs.get("perplexity") if reference == FAMILY.get(model) else of_all
             mean = None if fluency.mean is None else fluency.mean.value
-            cells += [mean, *beside(fluency.mean_20, at), fluency.median]
+            cells += [mean, *beside(of_20_tokens(run, reference), at), fluency.median]
         table.append(cells)
     head = ["method"]
     for metric in (*METRICS, "K-bar"):
@@ -237,10 +239,15 @@ def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row
     return head, table
 
 
-def beside(ours: Any, theirs: float | None) -> list[float | None]:
-    if ours is None:
-        return [None, theirs, None]
-    return [ours.value, theirs, None if theirs is None else ours.value - theirs]
+def of_20_tokens(run: Run, reference: str) -> float | None:
+    """Return the paper's perplexity: of completions that are 20 of the reference's tokens."""
+    trials = run.to_frame()
+    mean = trials[f"perplexity {reference}"][trials[f"tokens {reference}"] == 20].mean()
+    return None if math.isnan(mean) else float(mean)
+
+
+def beside(ours: float | None, theirs: float | None) -> list[float | None]:
+    return [ours, theirs, None if ours is None or theirs is None else ours - theirs]
 
 
 def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:

@@ -139,18 +139,3 @@ def test_shares_have_wilson_intervals(toxic: int, other: int, low: float, high: 
     assert (rate.value, rate.low, rate.high) == pytest.approx(expected, abs=5e-5)
     if toxic == 0:
         assert Column("toxic rate", interval=True).show(rate) == "0.000 [0.000, 0.114]"
-
-
-def test_perplexity_of_20_tokens() -> None:
-    """It leaves nothing out of the other metrics, and is absent for runs of another length."""
-    sample_run = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
-    sample_run = measured(
-        sample_run, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]]
-    )
-    (fluency,) = summarize(sample_run).fluency.values()
-    assert fluency.mean_20 is not None
-    assert fluency.mean_20.value == pytest.approx((4 + 2 + 5) / 3)
-    assert fluency.mean is not None
-    assert fluency.mean.value > 1e8
-    sample_run.config["sampling"] = {"max_new_tokens": 128}
-    assert summarize(sample_run).fluency[REFERENCE].mean_20 is None

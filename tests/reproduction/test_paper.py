@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reproduction import paper
-from tests.evaluation.runs import record, run
+from tests.evaluation.runs import REFERENCE, measured, record, run
 from tests.reproduction.published import export, to_published
 from tide.baselines import REGISTRY as BASELINES
 from tide.evaluation import Run, judge, read_run
@@ -79,6 +79,13 @@ def test_the_original_rad_stands_without_printed_numbers(some: Models) -> None:
     assert list(rows) == ["base", "rad-50", "rad-aisteer-50", "tide"]
     assert rows["rad-aisteer-50"][1:3] == [pytest.approx(0.9), 0.206]
     assert rows["rad-50"][1:4] == [pytest.approx(0.9), None, None]
+
+
+def test_perplexity_of_20_tokens_leaves_out_other_lengths() -> None:
+    perplexities: list[list[float | None]] = [[1e9, 4.0], [2.0, 5.0], [7.0, None]]
+    lengths = [[19, 20], [20, 20], [21, 0]]
+    sample_run = measured(run([[0.9, 0.2]] * 3), perplexities, lengths)
+    assert paper.of_20_tokens(sample_run, REFERENCE) == pytest.approx((4 + 2 + 5) / 3)
 
 
 @pytest.mark.nightly

@@ -54,13 +54,10 @@ class Share(Estimate):
 class Perplexity:
     """Perplexity by one reference model: mean and median over completions.
 
-    mean_20: mean over the completions that the reference's tokenizer splits into exactly 20 tokens,
-    as in the paper; None for runs with another `max_new_tokens`.
     unmeasured: number of prompts with completions that were not measured yet.
     """
 
     mean: Estimate | None
-    mean_20: Estimate | None
     median: float | None
     unmeasured: int
 
@@ -145,7 +142,7 @@ def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
     _add_text(averages, trials)
     _add_costs(averages, trials, run.scorer)
     for reference in run.references:
-        _add_perplexity(averages, trials, reference, run.settings.get("max_new_tokens", 20))
+        averages.over_completions((reference, "perplexity"), trials[f"perplexity {reference}"])
     estimates = averages.estimates()
     return Summary(
         method=run.name,
@@ -230,14 +227,6 @@ def _add_costs(averages: _Averages, trials: DataFrame, scorer: str) -> None:
     averages.over_prompts(("refused",), refused.astype(float))
 
 
-def _add_perplexity(averages: _Averages, trials: DataFrame, reference: str, length: int) -> None:
-    perplexities = trials[f"perplexity {reference}"]
-    averages.over_completions((reference, "perplexity"), perplexities)
-    if length == 20:
-        is_whole = trials[f"tokens {reference}"] == 20
-        averages.over_completions((reference, "perplexity of 20"), perplexities[is_whole])
-
-
 def _perplexity(
     estimates: Mapping[Name, Estimate], trials: DataFrame, reference: str
 ) -> Perplexity:
@@ -245,7 +234,6 @@ def _perplexity(
     is_measured = trials[f"tokens {reference}"].notna()
     return Perplexity(
         mean=estimates.get((reference, "perplexity")),
-        mean_20=estimates.get((reference, "perplexity of 20")),
         median=float(perplexities.median()) if perplexities.count() else None,
         unmeasured=int(trials.index[~is_measured].nunique()),
     )

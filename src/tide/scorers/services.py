@@ -97,13 +97,13 @@ class _ModerationReply(BaseModel):
 class OpenAIModerationScorer(RemoteScorer):
     """The largest score among `CATEGORIES`, in [0, 1].
 
-    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
-    attribute. model: by default a dated version, so that scores stay comparable. The scores are not
-    calibrated like Perspective's.
+    Each category is an attribute. model: by default a dated version, so that scores stay
+    comparable. The scores are not calibrated like Perspective's.
 
-    Raises InputError without a key, and ScorerError for a category that the model does not know.
+    Raises InputError without a key, and ScorerError if the model lacks one of the categories.
     """
 
+    attributes = highest_of = CATEGORIES
     batch_size = 32
     rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
     check = "OPENAI_API_KEY, its credit, the model's name and the address"
@@ -111,11 +111,9 @@ class OpenAIModerationScorer(RemoteScorer):
     def __init__(self, model: str = "omni-moderation-2024-09-26") -> None:
         self._key = need_key("OPENAI_API_KEY")
         url = url_from("OPENAI_BASE_URL", MODERATION_URL)
-        self._model, _, named = model.partition("#")
-        self.attributes = self.highest_of = tuple(named.split(",")) if named else CATEGORIES
-        chosen = f"#{named}" if named else ""
+        self._model = model
         where = "" if url == MODERATION_URL else f"@{place_of(url)}"
-        super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url)
+        super().__init__(f"openai-moderation:{model}{where}", url)
 
     async def _ask(self, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
