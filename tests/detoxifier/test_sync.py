@@ -23,6 +23,7 @@ from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
+from tide.search.tide import TideStrategy
 
 
 def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
@@ -150,6 +151,14 @@ def test_a_call_can_have_settings_of_its_own() -> None:
         other
     ]
     assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
+
+
+def test_strategy_class_that_no_spec_names_keeps_its_place_in_a_call_with_settings() -> None:
+    class Local(TideStrategy):
+        """As in a function of a notebook."""
+
+    detox = detoxifier(strategy=Local)
+    assert detox(PROMPTS[0], seed=3) == detoxifier(seed=3)(PROMPTS[0])
 
 
 # Output for people

@@ -54,12 +54,13 @@ def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset, strategy and threshold of a run. Raises InputError for wrong settings."""
-    from tide.detoxifier.base import resolved  # noqa: PLC0415  (slow import)
-    from tide.detoxifier.presets import preset_name  # noqa: PLC0415
+    from tide.detoxifier.presets import preset_name, preset_values  # noqa: PLC0415  (slow import)
+    from tide.search import resolve_settings  # noqa: PLC0415
 
-    settings, _ = resolved(preset, model, overrides)
+    preset = preset_name(preset, model, overrides.get("strategy"))
+    settings = resolve_settings(preset_values(preset, model), overrides)
     return {
-        "preset": preset_name(preset, model, overrides.get("strategy")),
+        "preset": preset,
         "strategy": settings.strategy.partition(":")[0],
         "toxicity_threshold": settings.toxicity_threshold,
     }

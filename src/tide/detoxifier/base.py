@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from itertools import count
@@ -17,13 +17,12 @@ from anyio.to_thread import run_sync as in_thread
 from tide.core.chat import Chat, Rendered, forms_of
 from tide.core.concurrency import gather
 from tide.core.errors import ContextLengthError, EngineError, InputError, PromptRefusedError
-from tide.core.results import Result, Trial, format_score
+from tide.core.results import Result, format_score
 from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
 from tide.engines import load_engine
 from tide.engines.base import Engine, Prompt, name_of
-from tide.runtime.acceptance import check_thresholds
 from tide.runtime.draw import draw
 from tide.runtime.rewind import rewind
 from tide.runtime.search import search
@@ -46,26 +45,6 @@ def result_of(future: Future[_T]) -> _T:
         return future.result()
     except CancelledError:
         raise EngineError(CLOSED) from None
-
-
-def resolved(
-    preset: str,
-    model: str,
-    overrides: Mapping[str, Any],
-    settings: Settings | None = None,
-) -> tuple[Settings, LoadedStrategy]:
-    """Resolve settings and strategy from arguments of `Detoxifier`. Raises InputError."""
-    if settings is not None:
-        passed: Any = settings  # callers may not check types
-        if not isinstance(passed, Settings):
-            kind = type(passed).__name__
-            raise InputError(
-                f"settings: expected tide.Settings, got {kind}; "
-                "single settings are keywords, as in seed=1"
-            )
-        return resolve(settings.model_dump(exclude_unset=True), overrides)
-    strategy = overrides.get("strategy")
-    return resolve(preset_values(preset, model, strategy), overrides)
 
 
 _LOG = logging.getLogger(__name__)
@@ -104,9 +83,19 @@ class DetoxifierBase:
         keywords = {"device": device, "dtype": dtype, "max_batch": max_batch}
         named = {option: value for option, value in keywords.items() if value is not None}
         options = {**named, **(engine_options or {})}
-        name = name_of(model)
         # Names and settings are checked before a model is loaded, which takes long.
-        self.settings, self._strategy = resolved(preset, name, overrides, settings)
+        name = name_of(model)
+        given: Any = settings  # callers may not check types
+        if given is None:
+            usual = preset_values(preset, name, overrides.get("strategy"))
+        elif isinstance(given, Settings):
+            usual = given.model_dump(exclude_unset=True)
+        else:
+            raise InputError(
+                f"settings: expected tide.Settings, got {type(given).__name__}; "
+                "single settings are keywords, as in seed=1"
+            )
+        self.settings, self._strategy = resolve(usual, overrides)
         if options and isinstance(model, Engine):
             raise InputError(
                 f"{min(options)}: give it to load_engine; this engine is loaded already"
@@ -181,18 +170,13 @@ class DetoxifierBase:
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
-                trials_done = await gather(map(self._trial, tasks))
+                run = rewind if strategy.rewinds else search
+                if settings.in_parts(tasks[0].chat):
+                    run = draw
+                trials_done = await gather(run(task, self.engine, self._scoring) for task in tasks)
             return Result(prompt=str(tasks[0].prompt.text), trials=tuple(trials_done))
 
         return self._begin(work)
-
-    def _trial(self, task: TrialTask) -> Coroutine[Any, Any, Trial]:
-        """Run a trial. Raises DeadlineError if no text was scored in time; see also `trial_of`."""
-        if task.settings.in_parts(task.chat):
-            return draw(task, self.engine, self._scoring)
-        if task.strategy.rewinds:
-            return rewind(task, self.engine, self._scoring)
-        return search(task, self.engine, self._scoring)
 
     def _begin(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
         """Begin `work` in the engine's loop; `close` ends `work`."""
@@ -294,14 +278,20 @@ class DetoxifierBase:
             raise EngineError("the detoxifier is closed; make a new one")
         if not overrides:
             return self.settings, self._strategy
-        settings, strategy = resolve(self.settings.model_dump(exclude_unset=True), overrides)
+        usual = {**self.settings.model_dump(exclude_unset=True), "strategy": self._strategy}
+        settings, strategy = resolve(usual, overrides)
         self._check(settings, strategy)
         return settings, strategy
 
     def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
         """Raise InputError for settings that the engine or the scorer does not support."""
         self.engine.check_sampling(settings)
-        check_thresholds(settings, self.scorer)
+        names = self._scoring.scorer.attributes
+        for name in settings.thresholds:
+            if name not in names:
+                has = f"it has {', '.join(names)}" if names else "it has no attributes"
+                problem = f"scorer {self.scorer.name} has no attribute {name!r}; {has}"
+                raise InputError(f"thresholds: {problem}")
         if strategy.moves and not self.engine.has_embeddings:
             raise InputError(
                 f"strategy {strategy.name}: moves prompt embeddings, which this engine "

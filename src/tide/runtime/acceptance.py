@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.scorers.base import FALLBACK, Scorer, TextScore, adapted
+from tide.scorers.base import FALLBACK, TextScore
 
 # Name of the scorer's own score among the limits that a text fails.
 SCORE = "toxicity"
@@ -101,12 +100,3 @@ class Acceptance:
         if len(rest) == len(self.highest_of) or any(name not in score.attributes for name in rest):
             return score.value
         return max((score.attributes[name] for name in rest), default=0.0)
-
-
-def check_thresholds(settings: Settings, scorer: Scorer) -> None:
-    """Raise InputError for a limit of an attribute that the scorer does not have."""
-    names = adapted(scorer).attributes
-    for name in settings.thresholds:
-        if name not in names:
-            has = f"it has {', '.join(names)}" if names else "it has no attributes"
-            raise InputError(f"thresholds: scorer {scorer.name} has no attribute {name!r}; {has}")

@@ -54,15 +54,18 @@ class LoadedStrategy:
         return search
 
 
-def load_strategy(spec: str | type) -> LoadedStrategy:
+def load_strategy(spec: str | type | LoadedStrategy) -> LoadedStrategy:
     """Load a search strategy.
 
     Args:
-        spec: `NAME[:key=value,...]`, or a class, which gets its default options.
+        spec: `NAME[:key=value,...]`, or a class, which gets its default options. A loaded strategy
+            stays as it is.
 
     Raises:
         InputError: The name or an option is unknown.
     """
+    if isinstance(spec, LoadedStrategy):
+        return spec
     if isinstance(spec, str):
         name, options_given = parse_spec(spec, "strategy")
         create = REGISTRY.load(name)

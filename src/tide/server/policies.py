@@ -23,13 +23,13 @@ from tide.core.errors import InputError, ScorerError, TideError, guarded, proble
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import resolved
-from tide.detoxifier.presets import preset_name
+from tide.detoxifier.presets import preset_name, preset_values
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, load_scorer
 from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_empty
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
+from tide.search import resolve_settings
 from tide.server.gate import KEYS, check_exposure, digest_of_key
 from tide.server.limits import Limits
 from tide.server.monitor import Draft, Forecast, forecast
@@ -187,7 +187,7 @@ class CommandLine:
         chosen = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **chosen}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
-        settings, _ = resolved(preset, self.model, overrides)
+        settings = resolve_settings(preset_values(preset, self.model), overrides)
         if policy.never and settings.on_fail.get(DEFAULT) == "flag":
             raise InputError("never: text with these words cannot be flagged; set on_fail to block")
         for word in policy.never:
