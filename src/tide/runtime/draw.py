@@ -12,7 +12,7 @@ from tide.core.chat import Chat, Parts
 from tide.core.results import Trial
 from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.core.settings import Settings, derive_seed
-from tide.engines.base import Engine, Piece, Request
+from tide.engines.base import Engine, Request
 from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.runtime.watch import Watch, written
 from tide.scorers.base import Exchange, TextScore, is_blank
@@ -44,7 +44,9 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             effort.iterations += 1 if number else 0
             watch = Watch(acceptance, BacktrackOptions(pace="whole"))
             request = _request(task, number, prefix_cache)
-            last = await _drawn(request, engine, watch, effort)
+            async with aclosing(written(engine.write(request), engine, watch, effort)) as pieces:
+                async for piece in pieces:
+                    last = piece  # has the parts of the answer
             reason, text = last.finish_reason, watch.text
             assert reason is not None
             # 2. All its texts are scored.
@@ -85,14 +87,6 @@ def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
         priority=task.priority,
         prefix_cache=prefix_cache,
     )
-
-
-async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort) -> Piece:
-    """Write an answer; return its last piece, which has its parts."""
-    async with aclosing(written(engine.write(request), engine, watch, effort)) as pieces:
-        async for piece in pieces:
-            last = piece
-    return last
 
 
 async def score_whole(

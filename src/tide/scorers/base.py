@@ -316,14 +316,19 @@ class Adapter(ScorerWrapper):
         self.name, self.threshold = scorer.name, scorer.threshold
         self.reads = getattr(scorer, "reads", "text")
         if self.reads not in ("text", "exchange"):  # it would get no prompts
-            raise self._misspelt("reads", "text or exchange")
+            problem = f"reads must be text or exchange (got {self.reads!r})"
+            raise ScorerError(f"scorer {self.name}: {problem}")
         # A constant, never a measured time, so results do not depend on the machine.
         self.pace = str(getattr(scorer, "pace", _UNKNOWN_PACE))
         if not re.fullmatch(_PACE, self.pace):
-            raise self._misspelt("pace", "word, sentence, whole, or a number of tokens")
+            problem = "pace must be word, sentence, whole, or a number of tokens"
+            raise ScorerError(f"scorer {self.name}: {problem} (got {self.pace!r})")
         self.attributes = ()
+        self._method: Callable[..., Any] = scorer.score
         if hasattr(scorer, "score_attributes"):
             self.attributes = getattr(scorer, "attributes", ())
+            if self.attributes:
+                self._method = scorer.score_attributes
         waits = inspect.iscoroutinefunction(self._method)
         is_quick = getattr(scorer, "quick", False) is True
         self.quick = is_quick and self.reads == "text" and not waits
@@ -337,17 +342,6 @@ class Adapter(ScorerWrapper):
         self.languages = None if languages is None else tuple(languages)
         screen = getattr(scorer, "screen", None)
         self.screen = None if screen is None else adapted(screen)
-
-    @property
-    def _method(self) -> Callable[..., Any]:
-        method: Callable[..., Any] = self.adapted.score
-        if self.attributes:
-            method = self.adapted.score_attributes
-        return method
-
-    def _misspelt(self, name: str, known: str) -> ScorerError:
-        problem = f"{name} must be {known} (got {getattr(self, name)!r})"
-        return ScorerError(f"scorer {self.name}: {problem}")
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         """Return the scores of `texts`, and attributes if the scorer declares any.
