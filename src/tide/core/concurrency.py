@@ -326,7 +326,7 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     coroutines = list(work)
     if len(coroutines) == 1:
         return [await coroutines[0]]
-    tasks = [asyncio.ensure_future(_contained(coroutine)) for coroutine in coroutines]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -334,15 +334,6 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
-        for coroutine in coroutines:
-            coroutine.close()  # else Python would warn of coroutines that never ran
-
-
-async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        return await coroutine
-    except (KeyboardInterrupt, SystemExit) as error:  # in a task, they would end the loop
-        raise EngineError(f"the work failed: {described(error)}") from error
 
 
 def release_openmp_threads() -> None:
