@@ -100,8 +100,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-         "input.0.content.0.type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+         "input.0.content.0.image_url"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+         "input.0.content.0.type"),  # only a gateway takes it
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
         ({"max_output_tokens": 10**7}, "max_output_tokens"),
@@ -109,7 +112,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     "/v1/messages": [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+         "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "file", "file_id": "x"}}]}]},
+         "messages.0.content.0.source"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+         "messages.0.content.0.type"),  # only a gateway takes it
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
         ({"max_tokens": 10**7}, "max_tokens"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -236,6 +236,22 @@ def test_error_of_the_server_names_the_fields_of_the_client(
         messages.whole()
 
 
+@pytest.mark.parametrize(("text", "refused"), [("What is it?", False), ("How dull!", True)])
+def test_text_beside_an_image_is_scored(
+    text: str, refused: bool, serve: Serve, upstream: TextServer
+) -> None:
+    server = serve(Said("Fine."), refuse_prompt_above=0.5)
+    for path, name, image in (
+        ("/v1/messages", "messages", IMAGE),
+        ("/v1/responses", "input", INPUT_IMAGE),
+    ):
+        turn = {"role": "user", "content": [image, {"type": "text", "text": text}]}
+        answer = server.post(path, {"max_tokens": 9, name: [turn]})
+        assert answer.status_code == (400 if refused else 200)
+    assert len(upstream.requests) == (0 if refused else 2)
+    assert all("http://x/a.png" in json.dumps(body) for body in upstream.requests)
+
+
 def assistant_again(ids: list[str]) -> dict[str, Any]:
     """The message FINE, as a server gets it back. ids: of the calls."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in FINE.calls]
@@ -246,7 +262,13 @@ def assistant_again(ids: list[str]) -> dict[str, Any]:
     return {"role": "assistant", "content": FINE.text, "tool_calls": calls}
 
 
+def image_of_chat(url: str, **more: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
 NAMED = {"type": "function", "function": {"name": "find"}}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/a.png"}}
+INPUT_IMAGE = {"type": "input_image", "image_url": "http://x/a.png", "detail": "low"}
 SCHEMA = {"type": "object"}
 
 
@@ -257,10 +279,13 @@ def test_conversation_of_blocks(messages: Messages, upstream: TextServer) -> Non
     says(upstream, FINE, Said('{"place": "there"}'))
     first = messages.whole(tools=[messages.tool], tool_choice={"type": "any"})
     calls = [block.id for block in first.content if block.type == "tool_use"]
+    drawn = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     results = [
         {"type": "tool_result", "tool_use_id": calls[0], "content": "east"},
         {"type": "tool_result", "tool_use_id": calls[1], "is_error": True},
+        {"type": "tool_result", "tool_use_id": calls[0], "content": [IMAGE]},
         {"type": "text", "text": "Go on."},
+        {"type": "image", "source": drawn},
     ]
     last = {"role": "system", "content": "Be brief."}
     messages.whole(
@@ -281,7 +306,18 @@ def test_conversation_of_blocks(messages: Messages, upstream: TextServer) -> Non
         assistant_again(calls),
         {"role": "tool", "tool_call_id": calls[0], "content": "east"},
         {"role": "tool", "tool_call_id": calls[1], "content": ""},
-        {"role": "user", "content": "Go on."},
+        {
+            "role": "tool",
+            "tool_call_id": calls[0],
+            "content": [image_of_chat("http://x/a.png")],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Go on."},
+                image_of_chat("data:image/png;base64,AAAA"),
+            ],
+        },
         last,
     ]
     function = {"name": "find", "description": "Finds.", "parameters": PARAMETERS}
@@ -385,6 +421,7 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
     calls = [item.call_id for item in first.output if item.type == "function_call"]
     turns += [item.to_dict() for item in first.output]
     turns += [{"type": "function_call_output", "call_id": x, "output": "east"} for x in calls]
+    turns.append({"type": "function_call_output", "call_id": calls[0], "output": [INPUT_IMAGE]})
     schema = {"type": "json_schema", "name": "place", "schema": SCHEMA}
     responses.whole(
         input=turns,
@@ -405,6 +442,11 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
         {"role": "user", "content": "Find it."},
         assistant_again(calls),
         *({"role": "tool", "tool_call_id": x, "content": "east"} for x in calls),
+        {
+            "role": "tool",
+            "tool_call_id": calls[0],
+            "content": [image_of_chat("http://x/a.png", detail="low")],
+        },
     ]
     function = {"name": "find", "strict": True, "parameters": PARAMETERS}
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}

@@ -15,7 +15,16 @@ from tide.core.http import Rows, ServerFailed, parsed
 from tide.core.results import Usage
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
-from tide.server.schemas import TextOr, TextPart, Translated, Wire, function_of, text_of
+from tide.server.schemas import (
+    ImagePart,
+    TextOr,
+    TextPart,
+    Translated,
+    Wire,
+    content_of,
+    function_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from tide.server.generation import Sent
@@ -23,6 +32,32 @@ if TYPE_CHECKING:
 
 class TextBlock(TextPart):
     type: Literal["text"]
+
+
+class Base64Source(Wire):
+    type: Literal["base64"]
+    media_type: Text
+    data: Text
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Wire):
+    type: Literal["url"]
+    url: Text
+
+
+class ImageBlock(ImagePart):
+    type: Literal["image"]
+    source: Base64Source | UrlSource = Field(discriminator="type")
+
+    def image(self) -> dict[str, Any]:
+        return {"url": self.source.url}
+
+
+_TextOrImage = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class CallBlock(Wire):
@@ -35,7 +70,7 @@ class CallBlock(Wire):
 class ResultBlock(Wire):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: TextOr[TextBlock] = ""
+    content: TextOr[_TextOrImage] = ""
 
 
 class ThinkingBlock(Wire):
@@ -44,7 +79,9 @@ class ThinkingBlock(Wire):
     type: Literal["thinking", "redacted_thinking"]
 
 
-_Block = Annotated[TextBlock | CallBlock | ResultBlock | ThinkingBlock, Field(discriminator="type")]
+_Block = Annotated[
+    TextBlock | ImageBlock | CallBlock | ResultBlock | ThinkingBlock, Field(discriminator="type")
+]
 
 
 class Turn(Wire):
@@ -52,25 +89,25 @@ class Turn(Wire):
     content: TextOr[_Block]
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages of a chat: results of tools, then the text with its calls."""
+        """Yield the messages of a chat: results of tools, then the rest."""
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
             return
-        texts: list[TextBlock] = []
+        parts: list[TextBlock | ImageBlock] = []
         calls: list[dict[str, Any]] = []
         has_results = False
         for block in self.content:
-            if isinstance(block, TextBlock):
-                texts.append(block)
+            if isinstance(block, TextBlock | ImageBlock):
+                parts.append(block)
             elif isinstance(block, CallBlock):
                 function = {"name": block.name, "arguments": json.dumps(block.input)}
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif isinstance(block, ResultBlock):
                 has_results = True
                 result = {"role": "tool", "tool_call_id": block.tool_use_id}
-                yield result | {"content": text_of(block.content)}
-        if texts or calls or not has_results:
-            message: dict[str, Any] = {"role": self.role, "content": text_of(texts)}
+                yield result | {"content": content_of(block.content)}
+        if parts or calls or not has_results:
+            message: dict[str, Any] = {"role": self.role, "content": content_of(parts)}
             yield message | ({"tool_calls": calls} if calls else {})
 
 

@@ -17,13 +17,14 @@ from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.answers import Refused, event
 from tide.server.schemas import (
+    ImagePart,
     MaxTokens,
     TextOr,
     TextPart,
     Translated,
     Wire,
+    content_of,
     function_of,
-    text_of,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +38,22 @@ class Part(TextPart):
     text: Text = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
+class InputImage(ImagePart):
+    type: Literal["input_image"]
+    image_url: Text
+    detail: Text | None = None
+
+    def image(self) -> dict[str, Any]:
+        detail = {} if self.detail is None else {"detail": self.detail}
+        return {"url": self.image_url, **detail}
+
+
+_TextOrImage = Annotated[Part | InputImage, Field(discriminator="type")]
+
+
 class MessageItem(Wire):
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOr[Part]
+    content: TextOr[_TextOrImage]
 
 
 class CallItem(Wire):
@@ -50,7 +64,7 @@ class CallItem(Wire):
 
 class ResultItem(Wire):
     call_id: Text
-    output: TextOr[Part]
+    output: TextOr[_TextOrImage]
 
 
 class ReasoningItem(Wire):
@@ -163,7 +177,7 @@ class ResponsesRequest(Translated):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
             if isinstance(item, MessageItem):
-                messages.append({"role": item.role, "content": text_of(item.content)})
+                messages.append({"role": item.role, "content": content_of(item.content)})
             elif isinstance(item, CallItem):
                 # The calls of an answer belong to one message, together with its text.
                 if not messages or messages[-1]["role"] != "assistant":
@@ -173,7 +187,7 @@ class ResponsesRequest(Translated):
                 messages[-1].setdefault("tool_calls", []).append(call)
             elif isinstance(item, ResultItem):
                 result = {"role": "tool", "tool_call_id": item.call_id}
-                messages.append(result | {"content": text_of(item.output)})
+                messages.append(result | {"content": content_of(item.output)})
         return messages
 
 

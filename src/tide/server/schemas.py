@@ -226,11 +226,35 @@ class TextPart(Wire):
     type: str
     text: Text
 
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "text", "text": self.text}
+
+
+class ImagePart(Wire):
+    """Base of the images in messages of other APIs."""
+
+    def image(self) -> dict[str, Any]:
+        """Return the field `image_url` of an image in a chat."""
+        raise NotImplementedError
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": self.image()}
+
 
 def text_of(content: str | Sequence[TextPart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content)
+
+
+def content_of(content: str | Sequence[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+    """Return the content of a message in a chat: parts if it has images, else a text."""
+    if isinstance(content, str):
+        return content
+    texts = [part for part in content if isinstance(part, TextPart)]
+    if len(texts) == len(content):
+        return text_of(texts)
+    return [part.for_chat() for part in content]
 
 
 class Part(Wire):
