@@ -76,6 +76,11 @@ PAUSE = {
     "x-ratelimit-remaining-tokens": "0",
     "x-should-retry": "true",
 }
+LIMITS = {
+    "anthropic-ratelimit-input-tokens-reset": "2026-01-01T00:00:00Z",
+    "x-ratelimit-limit-requests": "60",
+    "retry-after": "3",
+}
 NOT_PASSED = {
     "x-ratelimit-reset-tokens": "words of a server",
     "x-ratelimit-remaining": "\u0661".encode().decode("latin-1"),  # a digit that is not ASCII
@@ -141,15 +146,20 @@ def test_client_is_not_blamed_for_the_key_of_the_gateway(
 def test_answer_that_is_not_streamed(
     text: str, passes: bool, stream: bool, upstream: TextServer, serve: Serve
 ) -> None:
+    """The server's limits come with it, unless the server has written several answers."""
+
     def answer(path: str, body: Any) -> Any:
         if path != "/v1/chat/completions":
             return None
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return 200, {"choices": [choice]}, {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **LIMITS, **NOT_PASSED}
+        return 200, {"choices": [choice]}, headers
 
     upstream.answer = answer
     said = serve().chat(max_tokens=20, stream=stream)
+    assert LIMITS.items() & said.headers.items() == (LIMITS.items() if passes else set())
+    assert not NOT_PASSED.keys() & said.headers.keys()
     assert said.status_code == 200
     assert (text in said.text) is passes
 

@@ -46,6 +46,8 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 # Headers by which the current request is traced; other servers get them, too.
 TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default=MappingProxyType({}))
+# Gets the headers of each answer that a server writes for the current request, as it begins.
+ANSWERS: ContextVar[list[httpx.Headers] | None] = ContextVar("answers", default=None)
 
 MIB = 2**20
 _CONNECT = 5.0  # seconds
@@ -187,6 +189,8 @@ class Client(httpx.AsyncClient):
                     with anyio.fail_after(min(self._seconds, until - time.monotonic())):
                         opened = self._opened("POST", url, content)
                         response = await stack.enter_async_context(opened)
+                        if (answers := ANSWERS.get()) is not None:
+                            answers.append(response.headers)
                         reply = await read_reply(response, limit) if _is_whole(response) else None
                     if reply is not None:
                         yield reply

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import JSONResponse
@@ -84,9 +84,7 @@ class Refused(Exception):
             )
             return cls(502, message, "server_error", code="upstream_refused")
         refused = cls(reply.status, reply.message(), again=True)
-        for header, told in reply.headers.items():
-            if _ABOUT_RETRIES.fullmatch(header) and _WHEN.fullmatch(told):
-                refused.headers[header] = told
+        refused.headers = limits_in([reply.headers])
         for name in ("type", "param", "code"):
             value = reply.error().get(name)
             if value is None or isinstance(value, int | str):
@@ -168,6 +166,20 @@ def reply_of_server(error: Exception) -> Reply | None:
     return cause.reply if cause.status >= 400 else None
 
 
+def limits_in(answers: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the headers that say how much may be asked, and when again; none of several answers.
+
+    answers: the headers of the answers of a server.
+    """
+    if len(answers) != 1:
+        return {}
+    return {
+        name: told
+        for name, told in answers[0].items()
+        if _ABOUT_RETRIES.fullmatch(name) and _WHEN.fullmatch(told)
+    }
+
+
 DONE = "data: [DONE]\n\n"
 _GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
 _GOOGLE_STATUS = {
@@ -191,10 +203,10 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# Headers of errors that OpenAI's and Anthropic's clients read. Their values are no text that a
-# model may have written: numbers, durations such as 6m0s, dates.
+# Headers that OpenAI's and Anthropic's clients read. Their values are no text that a model may have
+# written: numbers, durations such as 6m0s, dates.
 _ABOUT_RETRIES = re.compile(
-    r"retry-after(-ms)?|x-should-retry|x-ratelimit-(limit|remaining|reset)(-requests|-tokens)?"
+    r"retry-after(-ms)?|x-should-retry|(x|anthropic)-ratelimit(-[a-z]{1,20}){1,4}"
 )
 _WHEN = re.compile(
     r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT",

@@ -17,10 +17,11 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
+from tide.core.http import ANSWERS
 from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.languages import load_identifier
-from tide.server.answers import Refused, ReplyShape, Shape
+from tide.server.answers import Refused, ReplyShape, Shape, limits_in
 from tide.server.gate import VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard
@@ -34,6 +35,7 @@ from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, d
 from tide.server.telemetry import instrument
 
 if TYPE_CHECKING:
+    import httpx
     from starlette.types import Receive, Scope, Send
 
     from tide.engines.base import Engine
@@ -98,17 +100,21 @@ def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
 
     async def generate(request: Generation, shape: Shape, scope: Scope) -> Response:
         visit: Visit = scope[VISIT]
+        answers: list[httpx.Headers] = []
+        ANSWERS.set(answers)
         if request.stream:
             events = serving.stream(request, visit, shape)
             visit.ending = shape.failed
-            return EventStream(await anext(events), events, shape)
+            stream = EventStream(await anext(events), events, shape)
+            stream.headers.update(limits_in(answers))
+            return stream
         answer, tide = await serving.whole(request, visit, shape)
         shown = {
             f"x-tide-{key.replace('_', '-')}": _written(value)
             for key, value in tide.items()
             if not isinstance(value, list)
         }
-        return JSONResponse(answer, headers=shown | _NO_STORE)
+        return JSONResponse(answer, headers=shown | _NO_STORE | limits_in(answers))
 
     def reply_shape(request: Generation, *, chat: bool) -> ReplyShape:
         counts = request.stream_options.include_usage
