@@ -417,20 +417,26 @@ def test_repair_before_the_filter_of_the_server(upstream: TextServer, server: Ru
 # Other paths, servers that are down or lack a path, connections
 
 
-def test_models_and_embeddings_are_the_servers(upstream: TextServer, server: Running) -> None:
+OF_THE_SERVER = ("/v1/embeddings", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
+
+
+def test_models_embeddings_and_counts_are_the_servers(
+    upstream: TextServer, server: Running
+) -> None:
     vectors = {"data": [{"embedding": [0.5], "index": 0}], "usage": USAGE}
     asked: list[Any] = []
 
     def answer(path: str, body: Any) -> Any:
-        if path == "/v1/embeddings":
+        if path in OF_THE_SERVER:
             asked.append(body)
             return 200, vectors
         return (200, {"id": "tiny"}) if path == "/v1/models/tiny" else None
 
     upstream.answer = answer
     body = {"input": "dull", "model": "scripted", "dimensions": 1}
-    assert server.post("/v1/embeddings", body).json() == vectors
-    assert asked == [{**body, "model": "tiny"}]
+    for path in OF_THE_SERVER:
+        assert server.post(path, body).json() == vectors
+    assert asked == [{**body, "model": "tiny"}] * len(OF_THE_SERVER)
     assert server.http.get("/v1/models").json() == {"data": upstream.models}
     assert server.http.get("/v1/models/tiny").json() == {"id": "tiny"}
 

@@ -147,7 +147,8 @@ def _model_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
     if proxy is not None:
         for path in ("/v1/models", "/v1/models/{model_name:path}"):
             routes.get(path)(proxy.unscored)
-        for path in ("/v1/embeddings", "/v1/messages/count_tokens"):
+        counts = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
+        for path in ("/v1/embeddings", *counts):
             routes.post(path)(proxy.unscored)
         return routes
     model = {"id": serving.name, "object": "model", "created": 0, "owned_by": "tide"}
