@@ -159,7 +159,7 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "no prompts"),
+        (["run"], "no texts; give texts"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
         (["run", "hi", "-o", "-"], "to print, leave --output out"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
@@ -168,7 +168,6 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
         (["run", "hi", "-s", "pocket", "--scorer", "lexicon"], "given twice and takes one value;"),
         (["run", "hi", "--model", "pocket", "-m", "other"], "--model: is given twice"),
         (["run", "hi", "--judges", "pocket,cache:pocket"], "have the same name, pocket"),
-        (["score"], "give texts or --input"),
         (["score", "hi", "-s", "pocket", "-s", "cache:pocket"], "two scorers have the same name"),
         (["fit", "rod", *NO_TEXTS], "unknown baseline 'rod'; did you mean 'rad'"),
         (["fit", "reversal", *NO_TEXTS], "reversal: learns nothing"),

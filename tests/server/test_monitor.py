@@ -47,6 +47,11 @@ def monitoring(engine: Any = None, scorer: Any = None, **options: Any) -> Any:
     return running(engine, scorer, mode="monitor", **{**BACKTRACK, **options})
 
 
+AFTER_SECOND = FakeScorer(
+    lambda exchange: 0.9 * (exchange.context == "a second one"), reads="exchange"
+)
+
+
 def lines_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -131,19 +136,18 @@ def test_scorer_that_hangs_and_fails_changes_no_answer(caplog: pytest.LogCapture
     assert all("ScorerUnavailableError" in line and "wombat" not in line for line in logged)
 
 
-def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
-    with monitoring(Babbler(0.0), refuse_prompt_above=0.5) as server:
-        assert server.ask("you idiot", seed=1).status_code == 200
-        assert server.ask("you", seed=1).status_code == 200
-        wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)
-
-
-def test_forecast_scores_an_answer_with_its_prompt() -> None:
-    scorer = FakeScorer(lambda asked: 0.9 * (asked.context == "a second one"), reads="exchange")
-    with monitoring(scorer=scorer) as server:
-        server.ask("a second one")
+@pytest.mark.parametrize(
+    ("options", "changed", "unchanged"),
+    [
+        pytest.param({"refuse_prompt_above": 0.5}, "you idiot", "you", id="refused prompt"),
+        pytest.param({"scorer": AFTER_SECOND}, "a second one", "a third one", id="exchange"),
+    ],
+)
+def test_answer_is_scored_with_its_prompt(options: Any, changed: str, unchanged: str) -> None:
+    with monitoring(Babbler(0.0), **options) as server:
+        assert server.ask(changed, seed=1).status_code == 200
         wait_until(lambda: counted(server, "changed") == 1)
-        server.ask("a third one")
+        assert server.ask(unchanged, seed=1).status_code == 200
         wait_until(lambda: counted(server, "unchanged") == 1)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,26 +41,6 @@ def test_policy_over_its_budget(
     (warning,) = (json.loads(r.getMessage()) for r in caplog.records if "over_bud" in r.message)
     assert warning["over_budget"]["policy"] == "only"
     assert warning["over_budget"]["alter_at_most"] == 0.02
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-def test_of_several_processes_the_last_one_says_whether_the_engine_is_up(tmp_path: Path) -> None:
-    script = """
-import os
-from tide.server.telemetry import Metrics
-
-metrics = Metrics()
-if os.fork() == 0:
-    metrics.engine_up.set(1)
-    os._exit(0)
-os.wait()
-metrics.engine_up.set(0)
-print(metrics.text().decode())
-"""
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", script]
-    told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert "tide_engine_up 0.0" in told.stdout
 
 
 def test_a_policy_within_its_budget_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:

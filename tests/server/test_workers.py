@@ -65,6 +65,7 @@ def test_metrics_reloads_and_killed_workers(gateway: Process, policies: Path) ->
         assert ask(gateway).status_code == 200
     counted = {metric(gateway, "tide_completions_total") for _ in range(4)}
     assert counted == {8}
+    assert metric(gateway, "tide_engine_up") == 1
 
     # 2. All of them read the policies again.
     policies.write_text(POLICIES % 0.25)

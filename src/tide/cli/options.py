@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
+from tide.data.texts import Row, read_rows
 from tide.detoxifier.presets import DEFAULT, PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import WRAPPERS, parse, split_specs
@@ -230,6 +231,21 @@ def judges(values: Iterable[str] | None) -> list[str]:
         for value in values or ()
         for spec in split_specs(value, "--judges", names)
     ]
+
+
+def rows_of(texts: Sequence[str] | None, input_file: Path | None, **reading: Any) -> list[Row]:
+    """Return the rows of a command's arguments, or of --input. reading: options of `read_rows`.
+
+    Raises InputError unless there is exactly one of them.
+    """
+    if input_file is not None:
+        if texts:
+            raise InputError("give texts or --input, not both")
+        return read_rows(input_file, **reading)
+    if not texts:
+        raise InputError("no texts; give texts, or a file with --input")
+    rows = [Row(number, text) for number, text in enumerate(texts[: reading["limit"]])]
+    return [row.as_chat() for row in rows] if reading.get("chats") else rows
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:

@@ -24,13 +24,13 @@ from tide.cli.display import (
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import refuse_input, writing
 from tide.data.records import Record, read_records
-from tide.data.texts import Row, read_rows
 from tide.evaluation.console import ERRORS, Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tide.data.texts import Row
     from tide.evaluation.experiment import Job
     from tide.evaluation.judging import NamedScorer
     from tide.evaluation.methods import SearchMethod
@@ -93,7 +93,7 @@ def run(
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
     refuse_input(output, input_file)
-    rows = _rows(prompts, input_file, field, limit, chat)
+    rows = options.rows_of(prompts, input_file, field=field, limit=limit, chats=chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
     from tide.evaluation.judging import NamedScorer, open_scorers  # noqa: PLC0415
@@ -157,19 +157,6 @@ def _record(method: SearchMethod, output: Path, job: Job, errors: list[TideError
     # An earlier call may have added other prompts, and more trials.
     num_trials = method.settings.num_trials
     return [record.first(num_trials) for record in records if record.id in row_ids]
-
-
-def _rows(
-    prompts: list[str] | None, input_file: Path | None, field: str, limit: int | None, chats: bool
-) -> list[Row]:
-    if input_file is not None:
-        if prompts:
-            raise InputError("give prompts or --input, not both")
-        return read_rows(input_file, field=field, limit=limit, chats=chats)
-    if not prompts:
-        raise InputError("no prompts; give prompts, or a file with --input")
-    rows = [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
-    return [row.as_chat() for row in rows] if chats else rows
 
 
 def _print(

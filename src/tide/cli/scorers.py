@@ -19,7 +19,6 @@ from tide.cli.display import OUTPUT, on_one_line
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing
-from tide.data.texts import Row, read_rows
 from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
@@ -59,8 +58,6 @@ def score(
     'context': the prompt or the list of messages that its text answers. Scorers that read exchanges
     read it; other scorers read the text alone.
     """
-    if (input_file is None) == (not texts):
-        raise InputError("give texts or --input, not both" if texts else "give texts or --input")
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is not a .jsonl file")
     from tide.scorers.base import Exchange  # noqa: PLC0415  (slow import)
@@ -72,11 +69,7 @@ def score(
             if output.exists() and not overwrite:
                 raise InputError(f"{output}: exists; write to another file, or use --overwrite")
             refuse_input(output, input_file)
-        rows = (
-            read_rows(input_file, field=field, limit=limit, contexts=True)
-            if input_file is not None
-            else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
-        )
+        rows = options.rows_of(texts, input_file, field=field, limit=limit, contexts=True)
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
         loaded = [with_word_lists(scorer) for scorer in _opened(scorers, stack)]

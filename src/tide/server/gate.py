@@ -142,7 +142,8 @@ class Gate:
                 status = message["status"]
                 kind = Headers(raw=message["headers"]).get("content-type", "")
                 is_stream = kind.startswith("text/event-stream")
-                message["headers"] = [*message["headers"], *_numbered(number)]
+                for name in (b"x-request-id", b"request-id"):  # OpenAI's and Anthropic's
+                    message["headers"].append((name, number.encode()))
             elif message.get("body") and message["body"][:1] != b":":
                 visit.logged.setdefault("first", round(time.monotonic() - started, 3))
             await send(message)
@@ -164,29 +165,26 @@ class Gate:
                 await sending({"type": "http.response.body", "body": last.encode()})
         finally:
             self._metrics.in_flight.dec()
-            answer = status
             if visit.error is not None:
                 ended = traced(visit.error)
                 if status == 200:  # a stream that broke off
-                    answer = Refused.of(visit.error).status
+                    status = Refused.of(visit.error).status
             elif ended == "left":
-                answer = _LEFT
-            head = {"request": number, "method": method}
-            end = {"ended": ended, **visit.logged}
-            self._log(scope, head, answer, time.monotonic() - started, end)
+                status = _LEFT
+            route = getattr(scope.get("route"), "path", "other")
+            line = {"request": number, "method": method, "route": route, "status": status}
+            self._log(line, time.monotonic() - started, {"ended": ended, **visit.logged})
 
-    def _log(
-        self, scope: Scope, head: dict[str, Any], status: int, seconds: float, end: dict[str, Any]
-    ) -> None:
+    def _log(self, line: dict[str, Any], seconds: float, end: dict[str, Any]) -> None:
         """Count an answered request, and write its line in the log."""
-        route = getattr(scope.get("route"), "path", "other")
+        route, status = line["route"], line["status"]
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
         if (policy := end.get("policy")) is not None:
             self._metrics.answers.labels(policy, end.get("key", ""), status).inc()
             if "first" in end:
                 self._metrics.first_text.labels(policy).observe(end["first"])
-        line = {**head, "route": route, "status": status, "seconds": round(seconds, 3), **end}
+        line |= {"seconds": round(seconds, 3), **end}
         LOG.log(logging.ERROR if status >= 500 else logging.INFO, json.dumps(line))
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -282,11 +280,6 @@ class Gate:
             return False
         work.result()
         return True
-
-
-def _numbered(number: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell clients of OpenAI and Anthropic the number of their request."""
-    return [(name, number.encode()) for name in (b"x-request-id", b"request-id")]
 
 
 def digest_of_key(key: str) -> bytes:

@@ -86,13 +86,6 @@ class Policy(_Part):
     reasoning: Treatment | None = None
     never: Annotated[list[str], Field(max_length=10_000)] = []
 
-    @model_validator(mode="after")
-    def _are_scored(self) -> Policy:
-        for word in self.never:
-            if is_blank(word):
-                raise ValueError(f"never: {word!r} has no visible character; remove it")
-        return self
-
 
 class Key(_Part):
     """An API key, given as its SHA-256 digest (`printf %s KEY | sha256sum`).
@@ -132,12 +125,9 @@ class PolicyFile(_Part):
                 if name not in self.policies:
                     known = ", ".join(self.policies)
                     raise ValueError(f"{place}: unknown policy {name!r}; the file has: {known}")
-        of: dict[str, str] = {}
         for name, key in self.keys.items():
             if bytes.fromhex(key.sha256) == digest_of_key(""):
                 raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
-            if (first_name := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: is also the digest of {first_name}")
         return self
 
     @classmethod
@@ -190,12 +180,10 @@ class CommandLine:
         settings = resolve_settings(preset_values(preset, self.model), overrides)
         if policy.never and settings.on_fail.get(DEFAULT) == "flag":
             raise InputError("never: text with these words cannot be flagged; set on_fail to block")
+        is_unscored = is_nearly_empty if settings.accept_empty else is_blank
         for word in policy.never:
-            if settings.accept_empty and is_nearly_empty(word):
-                raise InputError(
-                    f"never: {word!r} has fewer than 3 visible characters; with accept_empty, "
-                    "texts this short are not scored"
-                )
+            if is_unscored(word):
+                raise InputError(f"never: {word!r} has too few visible characters to be scored")
         return preset, settings
 
     def spec(self, policy: Policy) -> Any:

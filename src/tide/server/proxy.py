@@ -59,8 +59,8 @@ class Proxy:
     """Passes requests on to the server of `engine`, and scores the answers of monitored ones."""
 
     def __init__(self, engine: OpenAIEngine, serving: Serving, monitor: Monitor) -> None:
-        self.upstream = engine.upstream.for_another_loop()
-        self._engine, self._serving, self._monitor = engine, serving, monitor
+        self.upstream, self.monitor = engine.upstream.for_another_loop(), monitor
+        self._engine, self._serving = engine, serving
         self._metrics = serving.metrics
 
     def policy_of(self, content: bytes, visit: Visit) -> ServedPolicy:
@@ -78,8 +78,9 @@ class Proxy:
         content, visit = await request.body(), request.scope[VISIT]
         visit.ending = door.ending
         monitored = MonitoredRequest(door, content, policy, visit)
-        translated = translate if issubclass(door.kind, Translated) else None
-        return PassedOn(self, request, self._for_server(content), monitored, translated)
+        if issubclass(door.kind, Translated):
+            monitored.translate = translate
+        return PassedOn(self, request, self._for_server(content), monitored)
 
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
@@ -99,11 +100,8 @@ class Proxy:
             values["model"] = self._engine.name
         return json.dumps(values).encode()
 
-    def score(self, monitored: MonitoredRequest) -> None:
-        """Start to score an answer that was passed on."""
-        self._monitor.watch(self._score(monitored))
-
-    async def _score(self, monitored: MonitoredRequest) -> None:
+    async def score(self, monitored: MonitoredRequest) -> None:
+        """Score an answer that was passed on."""
         policy, number = monitored.policy, monitored.visit.number
         try:
             request = monitored.door.kind.model_validate(_object(monitored.content))
@@ -113,20 +111,20 @@ class Proxy:
             answers = await to_thread(monitored.answers)
         except ValidationError as error:
             refused = f"enforcing refuses this request: {error.errors()[0]['msg']}"
-            self._monitor.fail(policy, number, 0, refused)
+            self.monitor.fail(policy, number, 0, refused)
             return
         except (Refused, InputError, ServerFailed) as error:
-            self._monitor.fail(policy, number, 0, traced(error))
+            self.monitor.fail(policy, number, 0, traced(error))
             return
         for choice, call in enumerate(calls):
             draft = answers.get(choice)
             if draft is None:
-                self._monitor.fail(policy, number, choice, "the stream ended early")
+                self.monitor.fail(policy, number, choice, "the stream ended early")
                 continue
             self._metrics.add(draft)
             await self._metrics.unread_language(draft.text, policy.scorer)
             entry = Entry(policy, number, choice)
-            self._monitor.begin(entry, call.prompt, draft, call.settings)
+            self.monitor.begin(entry, call.prompt, draft, call.settings)
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -162,12 +160,17 @@ _DOORS = {
 
 @dataclass
 class MonitoredRequest:
-    """A monitored request and its answer. answer: the first bytes, up to the limit to score."""
+    """A monitored request and its answer.
+
+    translate: answers in place of a server that does not have the path. answer: the first bytes, up
+    to the limit to score.
+    """
 
     door: Door
     content: bytes
     policy: ServedPolicy
     visit: Visit
+    translate: Handler | None = None
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
@@ -215,10 +218,7 @@ class _Reading:
 
 
 class PassedOn(Response):
-    """The server's answer, passed on byte for byte while it arrives.
-
-    translated: answers in place of a server that does not have the path.
-    """
+    """The server's answer, passed on byte for byte while it arrives."""
 
     background = None
 
@@ -228,13 +228,13 @@ class PassedOn(Response):
         request: Request,
         content: bytes,
         monitored: MonitoredRequest | None = None,
-        translated: Handler | None = None,
     ) -> None:
         self._proxy, self._request = proxy, request
-        self._content, self._monitored, self._translated = content, monitored, translated
+        self._content, self._monitored = content, monitored
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = self._request
+        request, monitored = self._request, self._monitored
+        translate = None if monitored is None else monitored.translate
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_SENT}
         if (content_type := scope[VISIT].content_type) is not None:
             headers["content-type"] = content_type
@@ -244,17 +244,16 @@ class PassedOn(Response):
         is_whole = False
         try:
             async with passing as response:
-                if self._translated is None or response.status_code not in _NO_PATH:
+                if translate is None or response.status_code not in _NO_PATH:
                     await self._send(response, send)
                     is_whole = True
                     return
         except ServerFailed as error:
             raise EngineError(f"{self._proxy.upstream.url}: {error}") from error
         finally:
-            monitored = self._monitored
             if monitored is not None and monitored.answer and (is_whole or monitored.is_stream):
-                self._proxy.score(monitored)
-        answer = await self._translated(request)
+                self._proxy.monitor.watch(self._proxy.score(monitored))
+        answer = await translate(request)
         answer.headers[_TRANSLATED] = "/v1/chat/completions"
         await answer(scope, receive, send)
 
