@@ -194,6 +194,14 @@ def test_reasoning_text_and_calls(api: Any, server: Running, upstream: TextServe
     assert events == api.events_of_fine
 
 
+def test_server_gets_no_field_that_it_may_refuse(api: Any, upstream: TextServer) -> None:
+    """OpenAI refuses an empty list of tools, as vLLM does, and metadata of what is not stored."""
+    says(upstream, Said(TEXT))
+    api.whole(metadata={"user_id": "x"})
+    (sent,) = upstream.requests
+    assert sent.keys() - {"max_tokens"} == {"messages", "model", "stream", "stream_options"}
+
+
 @pytest.mark.parametrize("api", [Messages, Responses])
 def test_pieces_of_text(api: Any, upstream: TextServer) -> None:
     answers = {

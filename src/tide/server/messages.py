@@ -151,6 +151,7 @@ class MessagesRequest(Translated):
     without_effect: ClassVar = (
         "cache_control",
         "context_management",
+        "metadata",
         "n",
         "service_tier",
         "thinking",

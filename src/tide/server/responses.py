@@ -138,6 +138,7 @@ class ResponsesRequest(Translated):
     without_effect: ClassVar = (
         "include",
         "max_tool_calls",
+        "metadata",  # OpenAI refuses it in a chat that is not stored
         "n",
         "store",
         "stream_options",

@@ -441,6 +441,8 @@ class Translated(Body):
             name: value for name, value in (self.model_extra or {}).items() if name not in left_out
         }
         fields |= {name: value for name, value in self.fields().items() if value is not None}
+        if not fields["tools"]:
+            del fields["tools"]  # OpenAI and vLLM refuse an empty list
         try:
             return ChatRequest.model_validate(fields)
         except ValidationError as error:
