@@ -31,7 +31,7 @@ from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
 from tide.core.errors import validated
-from tide.data.files import read_objects
+from tide.data.files import read_whole
 from tide.data.records import Record
 from tide.evaluation import Run, read_run, report
 from tide.evaluation.runs import FORMAT
@@ -136,7 +136,8 @@ def from_published(values: dict[str, Any], where: str) -> Record:
 
 def published(file: Path) -> list[Record]:
     """Read a JSON list of records, plain or gzipped. Raises InputError for any other file."""
-    rows = [from_published(values, where) for where, values in read_objects(file)]
+    listed = json.loads(read_whole(file))
+    rows = [from_published(row, f"{file}, entry {number}") for number, row in enumerate(listed, 1)]
     if not rows:
         raise InputError(f"{file}: holds no records")
     if len({str(row.id) for row in rows}) < len(rows):

@@ -9,6 +9,7 @@ its points, and the number of prompts for choosing settings; and the rule for em
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from tide.core.errors import InputError, TideError
-from tide.data.files import read_objects
+from tide.data.files import read_whole
 from tide.detoxifier.presets import PUBLISHED
 from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers.base import is_nearly_empty
@@ -33,7 +34,9 @@ ABOVE = 0.9  # mean toxicity of the prompts on which the paper chose its setting
 
 
 def read(file: Path) -> Records:
-    return [row for _, row in read_objects(file)]
+    """Read the authors' list of objects, one per prompt."""
+    rows: Records = json.loads(read_whole(file))
+    return rows
 
 
 def searches(folder: Path) -> dict[str, Records]:

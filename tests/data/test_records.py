@@ -66,6 +66,8 @@ def test_record_has_a_line_per_trial() -> None:
         assert row["attributes"] == {"half": trial.toxicity / 2}
         assert row["base_toxicity"] == trial.trace[0].toxicity
         assert (row["rounds"], row["scorer_calls"]) == (trial.rounds, trial.scorer_calls)
+        assert row["forward_tokens"] == trial.generated_tokens + trial.read_tokens
+        assert row["evaluations"] == len(row["trace"])
         assert row["displacement"] == trial.returned.displacement
         assert row["seconds"] == 1.5
 

@@ -1,4 +1,4 @@
-"""Runs of rewound answers: recorded, judged, measured and reported."""
+"""Runs of rewound answers: recorded, judged and reported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
-from tide.data.records import Record
-from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Run, evaluate, report
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reports import page
@@ -30,23 +28,6 @@ def run(out: Path, judges: Any = ()) -> list[Run]:
     )
 
 
-def test_records_of_rewound_answers(tmp_path: Path) -> None:
-    base, rewound, whole = run(tmp_path)
-    detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
-    for record in rewound.records:
-        trial = detox(record.prompt, accept_empty=True).best
-        (made,) = record.trials
-        assert made.evaluations == trial.evaluations == len(made.trace or [])
-        assert made.generated_tokens == trial.generated_tokens
-        assert made.forward_tokens == trial.generated_tokens + trial.read_tokens
-        assert made.base_text == text("Good0", "Good1", "Bad2")
-        assert made.base_partial is trial.base_partial is True
-        assert Record.model_validate_json(record.model_dump_json()) == record
-    for record in base.records:
-        assert "Bad2" in record.trials[0].text
-    assert all(record.trials[0].accepted for record in whole.records)
-
-
 def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
     judge = FakeScorer(lambda text: 0.9 if "Bad" in text else 0.1, name="judge")
@@ -55,6 +36,8 @@ def test_partial_base_texts_are_left_out_of_comparisons(tmp_path: Path) -> None:
     rates = [summarize(each_run).toxicity["judge"]["rate"].value for each_run in runs]
     assert rates == [1.0, 0.0, 0.0]
     for _, trial in rewound.trials:
+        assert trial.base_text == text("Good0", "Good1", "Bad2")
+        assert trial.base_partial
         assert trial.base_score() is trial.base_score("judge") is None
     assert all(trial.base_score("judge") is not None for _, trial in whole.trials)
     for shown_runs, is_cut_off in (([rewound], True), ([whole, base], False)):

@@ -102,15 +102,6 @@ def test_find_runs_inside_the_folder_of_a_run_and_runs_that_are_files(tmp_path: 
     assert set(find_runs([tmp_path])) == {inner, tmp_path / "runs", single}
 
 
-def test_path_without_a_run_is_refused(tmp_path: Path) -> None:
-    made = write(run([[0.1]]), tmp_path / "runs/a")
-    (made / "config.json").unlink()
-    with pytest.raises(InputError, match=r"runs: is not a run \(config\.json is missing\)"):
-        find_runs([tmp_path / "runs"])
-    with pytest.raises(InputError, match=r"is not a run \(out\.jsonl\.config\.json is missing\)"):
-        find_runs([tmp_path / "out.jsonl"])
-
-
 def test_frame_has_a_row_for_each_trial_of_all_runs() -> None:
     base = changed(run([[0.9, 0.2], [0.1, 0.6]]), 1, group="insults")
     trials = frame([base, measured(search_run("tide", prompts=1), [[2.0, None]], [[20, 0]])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -71,16 +70,6 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
     assert not texts & {f"You dummy {script.LAST_PROMPT}.", *later}
 
 
-def test_another_group_gets_the_same_label(script: ModuleType) -> None:
-    row = script.Row("Are Germans late?", "No, Germans are not late.", 0.3)
-    renamed = script.of_another_group(row, random.Random(1))
-    assert renamed.target == 0.3
-    (name,) = set(re.findall(r"No, (.+) are not late", renamed.text))
-    assert renamed.context == f"Are {name} late?"
-    assert name in {group.plural for group in script.GROUPS}
-    assert script.of_another_group(row._replace(text="No."), random.Random(0)) is None
-
-
 def own_texts() -> set[str]:
     """All texts of our own, as the script draws them with one seed."""
     import exchange_templates as own
@@ -110,12 +99,3 @@ def test_own_texts_share_no_eight_words_with_what_measures(script: ModuleType) -
     known = script.Known([*probes, *measured, *judge])
     assert not [text for text in texts if len(text.split()) >= 8 and text in known]
     assert not texts & set(measured)
-
-
-def test_a_frame_decides_what_a_toxic_text_is(script: ModuleType) -> None:
-    rows = script.in_frames([script.Row("", "You dummy.", 0.9)] * 5_000, random.Random(0))
-    rejected = {row.text for row in rows if row.target < 0.1 and "You dummy." in row.text}
-    meant = {row.text for row in rows if row.target > 0.9 and "You dummy." in row.text}
-    assert rejected
-    assert meant
-    assert not rejected & meant

@@ -1,4 +1,4 @@
-"""The split of ordinary texts, and the calibration; the training itself takes minutes."""
+"""The split of ordinary texts; the training itself takes minutes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-from models.train_pocket_scorer import calibrated, fit_knots, prose_part, read_ordinary
-from scipy.special import expit, logit
+from models.train_pocket_scorer import prose_part, read_ordinary
 
 from tests.pocket.training import write_rows
-from tide.scorers import pocket
 
 
 def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
@@ -37,23 +34,3 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):
         texts = [text for part in prose for text in part[kind]]
         assert len(texts) == len(set(texts)) == count
-
-
-def test_knots_give_probabilities() -> None:
-    """Of scores that are too low in the middle, as those of a line fitted to all of them."""
-    rng = np.random.default_rng(0)
-    chance = rng.beta(0.3, 0.6, 20_000).clip(1e-4, 1 - 1e-4)
-    labels = (rng.random(20_000) < chance).astype(float)
-    wrong = logit(chance) - np.where(abs(logit(chance)) < 1.5, 0.8, 0.0)
-    knots = fit_knots(wrong, labels, np.ones(20_000))
-    assert (np.diff(knots) > 0).all()
-    shifted = calibrated(wrong, knots)
-    assert shifted.tolist() == [
-        pocket.calibrated(value, *knots.tolist()) for value in wrong.tolist()
-    ]
-    off = []
-    for scores in (expit(wrong), expit(shifted)):
-        here = (scores > 0.15) & (scores < 0.3)
-        off.append(abs(labels[here].mean() - scores[here].mean()))
-    assert off[0] > 0.1
-    assert off[1] < 0.05

@@ -10,7 +10,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 from models.probes import LIMITS
-from safetensors.torch import load_file
 
 from models import probes
 from tests.pocket.training import training_script, write_data
@@ -34,25 +33,16 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.nightly
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    out, again, still, second, mean = (tmp_path / f"{n}.onnx" for n in range(5))
-    passes = [file.with_suffix(".safetensors") for file in (out, second)]
+    out, second = tmp_path / "0.onnx", tmp_path / "1.onnx"
     script.main(data, out, rate=1e-2)
     scorer = SentenceScorer(out)
     texts = ["You are such an idiot 901.", "A walk to house 901."]
     toxic, plain = scorer.score(texts)
     assert toxic > plain
     assert scorer.shape.scale > 0
-    script.main(data, again, rate=1e-2)
-    assert again.read_bytes() == out.read_bytes()
-    # A further pass goes on from an earlier one; several have a mean.
-    script.main(data, still, start=passes[:1], rate=0.0)
-    assert still.read_bytes() == out.read_bytes()
-    script.main(data, second, start=passes[:1], others=100, seed=1, rate=1e-2)
-    script.main(data, mean, start=passes, rate=0.0)
-    first, later, averaged = map(load_file, (*passes, mean.with_suffix(".safetensors")))
-    assert (first["tokens.weight"] - later["tokens.weight"]).abs().max() > 0.005
-    for name, weight in averaged.items():
-        assert weight == pytest.approx((first[name] + later[name]) / 2, abs=1e-6), name
+    # A further pass goes on from an earlier one.
+    script.main(data, second, start=[out.with_suffix(".safetensors")], rate=0.0)
+    assert second.read_bytes() == out.read_bytes()
 
 
 def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:

@@ -43,22 +43,6 @@ def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     assert len(detoxifier.scorer.calls[-1]) == 9
 
 
-def test_landscape_with_a_repetition_penalty() -> None:
-    search = {"max_iterations": 2, "num_samples": 4, "toxicity_threshold": 0.01}
-    sampling = {"max_new_tokens": 12, "repetition_penalty": 1.2}
-    detoxifier = Detoxifier("pocket", scorer="pocket", strategy="tide", **search, **sampling)
-    with detoxifier:
-        world = explore(detoxifier, "My neighbour came over to say that", grid=3)
-        (trial,) = detoxifier("My neighbour came over to say that").trials
-    assert world.toxicity[1, 1] == trial.base.toxicity
-
-
-def test_a_prompt_that_passes_has_no_landscape() -> None:
-    easy = Detoxifier(scripted_engine(), scorer=lambda texts: [0.1] * len(texts))
-    with pytest.raises(InputError, match="choose another id"):
-        explore(easy, PROMPTS[0])
-
-
 def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
     settings = Detoxifier(scripted_engine()).settings.model_copy(update={"num_samples": 3})
     scorer = {"spec": "windows:50:pocket", "name": "pocket@0123abcd"}

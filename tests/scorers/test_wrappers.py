@@ -367,20 +367,6 @@ def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     ]
 
 
-def test_first_scorer_answers_another_thread_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = TwoSides()
-    guard.error = ScorerUnavailableError("down")
-
-    def clock() -> float:
-        scorer._retry_at = None  # as another thread does after an answer
-        return 0.0
-
-    scorer = FallbackScorer([guard, second()])
-    monkeypatch.setattr(wrappers, "monotonic", clock)
-    for _ in range(2):
-        assert len(scorer.score(TEXTS)) == len(TEXTS)
-
-
 def test_one_call_tries_the_first_scorer_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls meanwhile do not wait for a scorer that hangs."""
     guard, now = TwoSides(), 1000.0

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Compare scorers on labelled texts.\n\n"
-    "A FILE holds labelled texts (text, toxicity) or records of a run: .jsonl or .json, plain or "
-    ".gz.\n\n" + options.SCORER_GRAMMAR,
+    "A FILE holds labelled texts (text, toxicity) or records of a run: .jsonl, plain or .gz.\n\n"
+    + options.SCORER_GRAMMAR,
     no_args_is_help=True,
 )
 

@@ -158,33 +158,35 @@ def kind_of(path: Path) -> str:
 
 
 def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of `path`, each with its location for messages: "FILE, line 3".
+    """Yield the objects of a .jsonl file, plain or gzipped, each with its location for messages.
 
-    .jsonl: one object per line, blank lines skipped. .json: a list of objects. Both may be gzipped.
+    A location is "FILE, line 3". Blank lines are skipped.
     drop_cut: skip a truncated last line, as left by a killed process.
     Raises InputError, with the location, for anything else.
     """
-    kind = kind_of(path)
-    if kind not in (".jsonl", ".json"):
-        raise InputError(f"{path}: unknown kind of file; use .jsonl or .json, plain or .gz")
-    if kind == ".jsonl":
-        for where, line in read_lines(path):
-            if not line.strip():
-                continue
-            if (row := (parse_or_cut if drop_cut else parse_object)(line, where)) is None:
-                return
-            yield where, row
-        return
-    rows = _parse(read_whole(path), str(path))
-    if not isinstance(rows, list):
-        raise InputError(f"{path}: not a list of objects")
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}, entry {number}", _object(row, f"{path}, entry {number}")
+    if kind_of(path) != ".jsonl":
+        raise InputError(f"{path}: unknown kind of file; use .jsonl, plain or .gz")
+    for where, line in read_lines(path):
+        if not line.strip():
+            continue
+        if (row := (parse_or_cut if drop_cut else parse_object)(line, where)) is None:
+            return
+        yield where, row
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object. Raises InputError, naming `where`, if `content` is not one."""
-    return _object(_parse(content, where), where)
+    # Unlike Python's parser, from_json refuses lone surrogates, values nested deeper than 200, and
+    # numbers with more digits than Python converts.
+    try:
+        row = from_json(content)
+    except ValueError as error:
+        raise InputError(
+            f"{where}: not JSON: {str(error).replace('line 1 column', 'column')}"
+        ) from None
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: not a JSON object")
+    return row
 
 
 def parse_or_cut(line: bytes, where: str) -> dict[str, Any] | None:
@@ -208,20 +210,3 @@ def parsed(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
 def read_object(path: Path) -> dict[str, Any]:
     """Read the only object of a .json file. Raises InputError if the file holds anything else."""
     return parse_object(read_whole(path), str(path))
-
-
-def _parse(content: bytes, where: str) -> Any:
-    # Unlike Python's parser, from_json refuses lone surrogates, values nested deeper than 200, and
-    # numbers with more digits than Python converts.
-    try:
-        return from_json(content)
-    except ValueError as error:
-        raise InputError(
-            f"{where}: not JSON: {str(error).replace('line 1 column', 'column')}"
-        ) from None
-
-
-def _object(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: not a JSON object")
-    return row

@@ -232,7 +232,7 @@ def read_labelled(paths: Iterable[Path]) -> list[LabelledText]:
 
 
 def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
-    """Yield the rows of .jsonl or .json files (a list of objects), plain or gzipped.
+    """Yield the rows of .jsonl files, plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`, and optionally `context`: a text or a list of
     messages), a pair (`toxic`, and `neutral`: a text or a list of texts), or a trial of a run. The

@@ -153,7 +153,6 @@ class _Line(BaseModel):
     """A line of a monitor log."""
 
     policy: str
-    outcome: str
     accepted_above: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
@@ -175,8 +174,6 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
             cut += 1
             continue
         line = parsed(_Line, content, f"{where}: not a line of a monitor log")
-        if line.outcome in ("changed", "unchanged") and line.accepted_above is None:
-            raise InputError(f"{where}: lacks accepted_above; record the log with this version")
         by_policy.setdefault(line.policy, []).append(line)
     if not by_policy:
         raise InputError(f"{path}: holds no answers")

@@ -138,11 +138,10 @@ def evaluate(
             for method, path in zip(chosen, paths, strict=True):
                 failed[path] = run_method(method, path, job)
         _measure(paths, references, options, progress)
-        runs = []
-        for method, path in zip(chosen, paths, strict=True):
-            run = _finished(path, failed[path], method.settings.num_trials)
-            runs.append(_part(run, prompts.rows))
-        return runs
+        return [
+            _finished(path, failed[path], method.settings.num_trials, prompts.rows)
+            for method, path in zip(chosen, paths, strict=True)
+        ]
 
 
 def _opened(
@@ -154,15 +153,23 @@ def _opened(
     )
 
 
-def _finished(path: Path, failed: Failed, num_trials: int) -> Run:
-    """Read a run. Raises InputError, with the first error, if no record of any prompt is whole."""
-    # An earlier call with fewer trials may have left records.
-    records = _records_of(path).records.values()
-    if failed and all(len(record.trials) < num_trials for record in records):
+def _finished(path: Path, failed: Failed, num_trials: int, rows: Sequence[Row]) -> Run:
+    """Read the records of `rows` in a run, which has those of earlier calls, too.
+
+    Raises InputError, with the first error, if no record of any prompt is whole.
+    """
+    try:
+        # Of an earlier call with more trials, a maximum of more completions would be larger.
+        run = read_run(path, num_trials)
+    except InputError:
+        if not failed:
+            raise
         row_id, error = next(iter(failed.items()))
-        raise InputError(f"{path}: all prompts failed; id {row_id}: {error}")
-    # Of an earlier call with more trials, a maximum of more completions would be larger.
-    return replace(read_run(path, num_trials), failed=failed)
+        raise InputError(f"{path}: all prompts failed; id {row_id}: {error}") from None
+    prompt_ids = {row.id for row in rows}
+    config = {**run.config, "num_prompts": len(prompt_ids)}
+    records = [record for record in run.records if record.id in prompt_ids]
+    return replace(run, config=config, records=records, failed=failed)
 
 
 def _folders(
@@ -191,16 +198,6 @@ def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
         else:
             specs.append(f"{method.__module__}:{method.__qualname__}")
     return specs
-
-
-def _part(run: Run, rows: Sequence[Row]) -> Run:
-    """Return a run without the records of other prompts, which earlier calls may have added."""
-    prompt_ids = {row.id for row in rows}
-    return replace(
-        run,
-        config={**run.config, "num_prompts": len(prompt_ids)},
-        records=[record for record in run.records if record.id in prompt_ids],
-    )
 
 
 def judge(

@@ -211,9 +211,8 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
     for source, name in slugs.items():
         title = f"toxicity by {source}, {_role(group, source)}"
         yield tables.toxicity_table(summaries, source, title, f"toxicity-{name}")
-    title = "text: perplexity, distinct words, length, empty and degenerate completions"
-    yield tables.text_table(summaries, title, "text")
-    yield tables.cost_table(summaries, "cost of a prompt", "cost")
+    yield tables.text_table(summaries)
+    yield tables.cost_table(summaries)
     names = [run.name for run in group.runs]
     if tests and (opponent := resolve_against(names, against)):
         comparisons = compare(group.runs, against)

@@ -335,7 +335,8 @@ def frame(runs: Run | Sequence[Run]) -> DataFrame:
 
     listed = runs if isinstance(runs, Sequence) else [runs]
     trials = DataFrame([row for run in listed for row in _rows(run)])
-    return trials.astype(dict.fromkeys((*_FLAGS, "degenerate"), "boolean"))
+    flags = dict.fromkeys((*_FLAGS, "degenerate"), "boolean")
+    return trials.astype({**flags, **dict.fromkeys(_NUMBERS, "float")})
 
 
 def score_of(run: Run, trial: TrialRecord, source: str) -> float | None:
@@ -374,10 +375,8 @@ def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
         # A withheld completion was not given out.
         "degenerate": None if trial.refused else is_degenerate(trial.text),
     }
-    for name in _FLAGS:
+    for name in (*_FLAGS, *_NUMBERS):
         row[name] = getattr(trial, name)
-    for name in _NUMBERS:
-        row[name] = _number(getattr(trial, name))
     return row
 
 
@@ -385,19 +384,15 @@ def _of_scorers(run: Run, trial: TrialRecord) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for source in run.sources:
         score = score_of(run, trial, source)
-        row[f"toxicity {source}"] = _number(score)
+        row[f"toxicity {source}"] = math.nan if score is None else score
         row[f"toxic {source}"] = math.nan if score is None else float(is_toxic(run, score))
     for reference in run.references:
         likelihood = trial.perplexity.get(reference)
         nll = None if likelihood is None else likelihood.nll
         perplexity = math.nan if nll is None else math.exp(min(nll, _LARGEST_NLL))
         row[f"perplexity {reference}"] = perplexity
-        row[f"tokens {reference}"] = _number(None if likelihood is None else likelihood.num_tokens)
+        row[f"tokens {reference}"] = math.nan if likelihood is None else likelihood.num_tokens
     return row
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _is_empty(trial: TrialRecord) -> bool:

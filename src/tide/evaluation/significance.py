@@ -39,8 +39,6 @@ class Comparison:
     against, with its 95 % interval over pairs (`_difference`). If the upper end of the interval is
     below a margin that was chosen beforehand, the method is non-inferior (one-sided, at 2.5 %).
     Without pairs, difference, p_value, p_holm and rate are None.
-    left_out: completions of paired prompts that were not compared, since the other method has fewer
-    trials of the prompt.
     """
 
     source: str
@@ -53,7 +51,6 @@ class Comparison:
     p_value: float | None
     p_holm: float | None
     rate: Estimate | None
-    left_out: int = 0
 
 
 def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]:
@@ -161,14 +158,13 @@ def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
     """Compare by each measure; pairs and the interval of the rate are computed once."""
     values, opponent_values = _values(run, source), _values(opponent, source)
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
-    left_out, most_trials = 0, 1
+    most_trials = 1
     for prompt, trials in values.items():
         if prompt not in opponent_values:
             continue
         opponent_trials = opponent_values[prompt]
         # A maximum of more completions is larger, and a mean of more varies less.
         num_trials = min(len(trials), len(opponent_trials))
-        left_out += len(trials) + len(opponent_trials) - 2 * num_trials
         most_trials = max(most_trials, num_trials)
         scores, opponent_scores = _scored_once(trials[:num_trials], opponent_trials[:num_trials])
         pairs.append((_measures(scores, run), _measures(opponent_scores, opponent)))
@@ -192,7 +188,6 @@ def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
             p_value=p_value,
             p_holm=p_value,
             rate=rate,
-            left_out=left_out,
         )
         comparisons.append(comparison)
     return comparisons

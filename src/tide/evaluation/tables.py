@@ -226,7 +226,7 @@ def _trials_notes(summaries: Sequence[Summary]) -> list[str]:
     counts = ", ".join(f"{count:g} of {method}" for method, count in by_method.items())
     return [
         f"Completions per prompt: {counts}. Highest scores, toxic rates and costs rise with their "
-        "number, so these columns do not compare the methods"
+        "number, so these columns do not compare the methods; tests take as many as both have"
     ]
 
 
@@ -245,7 +245,7 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
     ]
 
 
-def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+def text_table(summaries: Sequence[Summary]) -> Table:
     """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
     references = list(dict.fromkeys(name for summary in summaries for name in summary.fluency))
     columns: dict[Column, Sequence[Value]] = {}
@@ -266,14 +266,15 @@ def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
                     f"{result.unmeasured} prompts"
                 )
     columns |= _averages(summaries, _TEXT)
-    return _table(name, title, summaries, columns, notes + empty_notes(summaries))
+    title = "text: perplexity, distinct words, length, empty and degenerate completions"
+    return _table("text", title, summaries, columns, notes + empty_notes(summaries))
 
 
-def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+def cost_table(summaries: Sequence[Summary]) -> Table:
     """Make a table of the cost of a prompt, over all trials together, per method."""
     notes = ["averages per prompt, over all trials together; K-bar per trial"]
     notes += _trials_notes(summaries)
-    return _table(name, title, summaries, _averages(summaries, _COST), notes)
+    return _table("cost", "cost of a prompt", summaries, _averages(summaries, _COST), notes)
 
 
 def _averages(
@@ -317,11 +318,6 @@ def significance_table(
     ]
     if len({test.against for test in tests}) > 1:
         notes.append("a method is tested against the run of its own seed, if there is one")
-    for test in {test.method: test for test in tests if test.left_out}.values():
-        notes.append(
-            f"{test.left_out} completions of {test.method} and {test.against} are left out, since "
-            "the tests compare as many completions of a prompt as both methods have"
-        )
     return Table(name, title, columns, rows, notes)
 
 
