@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
-from reproduction.landscape import Landscape, detoxifier_of, draw, explore
+from reproduction.landscape import Landscape, detoxifier_of, explore
 
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
@@ -61,22 +60,6 @@ def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape
     axis = np.linspace(-1, 1, len(toxicity))
     measured = np.linspace(0.9, 0.1, len(path))
     return Landscape(axis, axis, toxicity, path, measured, 0.8, True, 0.5)
-
-
-def test_landscape_with_its_path() -> None:
-    axis = np.linspace(-1, 1, 5)
-    path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
-    figure = draw(world(np.add.outer(axis, axis) / 4 + 0.5, path), "prompt 3", "Trial 1 of 2")
-    FigureCanvasAgg(figure).draw()
-    panel, colours = figure.axes
-    expected = ["accepted", "path", "prompt", "steepest descent"]
-    assert sorted(panel.get_legend_handles_labels()[1]) == expected
-    assert colours.get_ylabel() == "toxicity"
-    says = " ".join(figure.legends[0].get_title().get_text().split())
-    assert says.startswith("Trial 1 of 2. The map is the plane")
-    # A flat map has no descent.
-    panel, _ = draw(world(np.ones((5, 5)), path), "prompt 3", "Trial 1 of 1").axes
-    assert "steepest descent" not in panel.get_legend_handles_labels()[1]
 
 
 def test_steepest_descent_is_that_of_the_map_around_the_prompt() -> None:

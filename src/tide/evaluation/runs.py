@@ -37,8 +37,7 @@ SCORES = "scores.jsonl"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
-    *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
-    ("reference_weights",),
+    *(("num_prompts",), ("benchmark", "prompts"), ("scorer", "spec"), ("reference_weights",)),
 }
 
 
