@@ -145,13 +145,11 @@ def alternatives(spec: str, option: str = "spec") -> list[str]:
     name, _, rest = spec.partition(":")
     if "|" not in rest:
         return [spec]
-    choices = [_alternatives(item) for item in _pieces(rest, option)]
+    choices = []
+    for item in _pieces(rest, option):
+        key, equals, value = item.partition("=")
+        choices.append([f"{key}{equals}{choice}" for choice in _split(value, "|")])
     return [f"{name}:{','.join(combination)}" for combination in itertools.product(*choices)]
-
-
-def _alternatives(item: str) -> list[str]:
-    key, equals, value = item.partition("=")
-    return [f"{key}{equals}{choice}" for choice in _split(value, "|")]
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:

@@ -176,20 +176,27 @@ class Strategy(ABC):
         """
         if self.iterations > self.max_iterations:
             yield ()  # ends the search, as in `accept`
+        rounded = self.cast(points)
         if role == "perturbation":
-            self._check_moved(points)
+            self._check_moved(rounded)
             default_seeds: list[tuple[int | str, ...]] = [
                 (role, len(self._scores) + i) for i in range(len(points))
             ]
         else:
             default_seeds = [(self._points + i,) for i in range(len(points))]
             self._points += len(points)
-            self._centres = self.cast(points)
+            self._centres = rounded
         repeats = self.settings.completions_per_evaluation
         first = len(self._scores)
+        full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
+        full[:, self.problem.movable] = rounded
+        cosines, displacements = geometry.measure(rounded, self.x0, self._still)
         candidates = []
-        sampling_seeds = [self.sampling_seed(*seed) for seed in seeds or default_seeds]
-        for once in self.candidates(points, role, sampling_seeds):
+        for x, cosine, displacement, seed in zip(
+            full, cosines, displacements, seeds or default_seeds, strict=True
+        ):
+            sampling_seed = derive_seed(self.problem.seed, "sampling", *seed)
+            once = Candidate(x, role, self.iterations, sampling_seed, cosine, displacement)
             candidates.append(once)
             for again in range(1, repeats):
                 noise_seed = derive_seed(once.sampling_seed, "again", again)
@@ -217,24 +224,8 @@ class Strategy(ABC):
         """Round `x` to the engine's dtype; return float32."""
         return x.to(self.problem.dtype).float()
 
-    def candidates(
-        self, points: Tensor, role: Role, sampling_seeds: Sequence[int]
-    ) -> list[Candidate]:
-        """Join `points` (n, movable, d) with the fixed rows, rounded to the engine's dtype."""
-        rounded = self.cast(points)
-        full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
-        full[:, self.problem.movable] = rounded
-        cosines, displacements = geometry.measure(rounded, self.x0, self._still)
-        return [
-            Candidate(x, role, self.iterations, seed, cosine, displacement)
-            for x, seed, cosine, displacement in zip(
-                full, sampling_seeds, cosines, displacements, strict=True
-            )
-        ]
-
-    def _check_moved(self, points: Tensor) -> None:
+    def _check_moved(self, rounded: Tensor) -> None:
         """Raise InputError if a perturbed point, once rounded, equals the unperturbed point."""
-        rounded = self.cast(points)
         if any(torch.equal(point, centre) for point in rounded for centre in self._centres):
             dtype = self.problem.dtype
             name = str(dtype).removeprefix("torch.")
@@ -243,9 +234,6 @@ class Strategy(ABC):
                 f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
                 f"the smallest mu that moves this prompt is about {smallest:.2g}"
             )
-
-    def sampling_seed(self, *parts: int | str) -> int:
-        return derive_seed(self.problem.seed, "sampling", *parts)
 
     def normal(self, count: int) -> Tensor:
         """`count` matrices of standard normal noise, float32, shape (count, movable, d)."""
