@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Engine, Request
+from tide.engines.local.engine import TransformersEngine
 
 
 def completed(
@@ -27,7 +28,9 @@ def completed(
 
 
 def likelihoods(
-    engine: Engine, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    engine: TransformersEngine,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
 ) -> list[float]:
     """Return the mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.settings import derive_seed
-from tide.engines.base import Engine, Piece, Prompt, Request, TokenPair
+from tide.engines.base import Engine, Piece, Prompt, Request
 
 # A word with the spaces before it; the last word also takes the spaces after it.
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
@@ -80,9 +80,6 @@ class ScriptedEngine(Engine):
         banned = request.banned_token_ids
         ids = tuple(token_id for token_id in self._ids(text[:end]) if token_id not in banned)
         yield Piece(ids, "length" if end is None else "stop")
-
-    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        return [-float(len(completion)) for _, completion in pairs]
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         return torch.stack([self._row(i) for i in token_ids])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.writing import completed, likelihoods
+from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,8 +83,6 @@ def test_the_default_methods_are_enough_for_completions() -> None:
             engine.embed(["a"])
         with pytest.raises(InputError, match="Words has no chat template"):
             engine.text_of(Chat.said("fine"))
-        with pytest.raises(InputError, match="engine Words: has no likelihoods"):
-            likelihoods(engine, [[1]], [[2]])
 
 
 @pytest.mark.parametrize(

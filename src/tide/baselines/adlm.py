@@ -42,7 +42,6 @@ from tide.baselines.training import (
     train,
 )
 from tide.engines.local.batch import Row
-from tide.engines.local.stream import Stream
 
 _DIVERGENCE = 0.1  # weight of the divergence from the model in the loss
 _ALPHA = 4.0  # suppression of tokens that toxic text prefers
@@ -112,11 +111,10 @@ class AdlmLane(SteeredLane):
     """
 
     baseline: Adlm
+    together = True  # the hidden states of one pass are left-padded
 
     def clear(self) -> None:
         super().clear()
-        # All entering rows are read in one pass, whose hidden states are left-padded.
-        self.stream = Stream(self.forward, together=True, multiple=self.multiple)
         self._memories: list[Tensor] = []
         self._last = torch.empty(0)
 

@@ -42,7 +42,6 @@ from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.errors import EngineError
-from tide.engines.local.stream import Stream
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
@@ -138,9 +137,7 @@ def reverse(values: Tensor, delta: Tensor, negative_end: Tensor, scale: float) -
 class ReversalLane(SteeredLane):
     """Reads all entering rows in one pass, aligned with their deltas."""
 
-    def clear(self) -> None:
-        super().clear()
-        self.stream = Stream(self.forward, together=True)
+    together = True
 
 
 class Reversal(DecodingBaseline):

@@ -8,7 +8,6 @@ TideErrors.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -58,7 +57,6 @@ _NO_PARTS = Parts()
 
 # An id of the model's vocabulary; a word as text, for an engine that does not know the vocabulary.
 Token: TypeAlias = Any
-TokenPair = tuple[Sequence[Token], Sequence[Token]]
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,6 @@ class Engine(ABC):
         dtype: Compute dtype of the model; None if unknown.
         context_length: Maximum number of tokens of prompt plus completion; None if unlimited.
         max_batch: Maximum number of sequences run at once.
-        embedding_scale: Ratio of the rows of `embed` to the rows of the model's embedding table.
         in_process: Whether the model runs in this process and not on a server.
         capabilities: Names of the optional sampling options that this engine supports. "parts" says
             that it takes chats with tools, and separates tool calls and reasoning from the text.
@@ -184,13 +181,12 @@ class Engine(ABC):
     dtype: Any = None
     context_length: int | None = None
     max_batch: int = 16
-    embedding_scale: float = 1.0
     in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()
     closed = False
 
     # Every engine implements the next three methods, which the public methods below document.
-    # `_write`, `_log_likelihoods` and `_free` run in the engine's event loop.
+    # `_write` and `_free` run in the engine's event loop.
 
     @abstractmethod
     def _tokenize(self, prompts: Sequence[str]) -> list[list[Token]]: ...
@@ -213,10 +209,6 @@ class Engine(ABC):
 
     def _render(self, chat: Chat) -> Rendered:
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
-
-    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        """Return the likelihoods of pairs that were checked."""
-        raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
     def _vocabulary(self) -> Sequence[str]:
         """Return the text of each token id, or "" for an unknown text; see `ban`."""
@@ -292,7 +284,7 @@ class Engine(ABC):
             return Ban(position, (token_id,), False)
         if "_spellings" not in vars(self):
             # Reading a large vocabulary takes seconds, and other prompts share this loop.
-            await in_thread(self._read_spellings, abandon_on_cancel=True)
+            await in_thread(getattr, self, "_spellings", abandon_on_cancel=True)
         spellings = self._spellings.get(texts[position].strip().casefold(), ())
         alike = dict.fromkeys((token_id, *spellings))
         return Ban(position, tuple(alike)[:MOST_SPELLINGS], True)
@@ -416,22 +408,6 @@ class Engine(ABC):
             self.completion(*row, request.sampling)
             for row, request in zip(rows, requests, strict=True)
         ]
-
-    async def log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        """Return the mean log-probability of the completion's tokens in each pair.
-
-        A pair holds the ids of a prompt and of its completion. Raises the errors of `write` for the
-        first pair that fails.
-        """
-        if not self.portal.is_current:
-            return await self.portal.call(self.log_likelihoods, pairs)
-        with self._calling("likelihood", awaits=True):
-            for prompt, completion in pairs:
-                self.check_prompt((*prompt, *completion), 0)
-            likelihoods = await self._log_likelihoods(pairs)
-        if len(likelihoods) != len(pairs) or any(map(math.isnan, likelihoods)):
-            raise EngineError(f"engine {self.name}: a likelihood is not a number")
-        return likelihoods
 
     def completion(
         self, ids: Sequence[Token], reason: FinishReason, read_tokens: int, sampling: Sampling
@@ -568,17 +544,14 @@ class Engine(ABC):
         Of the ids of a text, only the first `MOST_SPELLINGS` are kept, since no more are banned.
         """
         spellings: dict[str, tuple[int, ...]] = {}  # as many lists would delay garbage collection
-        vocabulary = self._vocabulary()
+        with self._calling("vocabulary"):
+            vocabulary = self._vocabulary()
         for token_id in sorted(range(len(vocabulary)), key=lambda index: len(vocabulary[index])):
             text = vocabulary[token_id].strip().casefold()
             known = spellings.get(text, ())
             if len(known) < MOST_SPELLINGS:
                 spellings[text] = (*known, token_id)
         return spellings
-
-    def _read_spellings(self) -> None:
-        with self._calling("vocabulary"):
-            _ = self._spellings
 
     def _begins_many(self, text: str) -> bool:
         """Return whether many characters or many words begin with a token of this text."""

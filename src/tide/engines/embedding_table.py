@@ -94,12 +94,9 @@ class EmbeddingEngine(Engine):
             problem = "does not give the positions of its tokens in the text"
             raise InputError(f"messages: the tokenizer of {self.name} {problem}")
 
-        def template(messages: list[dict[str, str]]) -> str:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-            return text
-
+        template = partial(
+            self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
+        )
         text = render(chat, template, self.name)
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
@@ -183,8 +180,8 @@ class EmbeddingEngine(Engine):
         return self._texts([(i,) for i in range(min(len(self.tokenizer), self._size))])
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        texts = (self._decode([*self._anchor_ids, *row]) for row in rows)
-        return [text.removeprefix(self._anchor_text) for text in texts]
+        anchor, text = self._anchor_ids, self._anchor_text
+        return [self._decode([*anchor, *row]).removeprefix(text) for row in rows]
 
     @cached_property
     def _decode(self) -> Callable[[list[int]], str]:

@@ -265,7 +265,7 @@ def test_row_that_is_cancelled_while_it_waits_is_never_read(small: TransformersE
 
 def test_likelihoods_are_read_between_the_steps_of_others(engine: TransformersEngine) -> None:
     pairs = [([5, 6, 7], [8, 9]), ([5], [6]), ([9] * 20, [3, 4, 5])]
-    alone = asyncio.run(engine.log_likelihoods(pairs))
+    alone = engine.portal.run(engine.log_likelihoods, pairs)
 
     async def run() -> list[float]:
         clock = Clock()
@@ -332,7 +332,7 @@ def test_prompt_that_cannot_be_read_fails_alone(engine: TransformersEngine) -> N
     for number, result in enumerate(results):
         if number % 3 == 1:
             assert isinstance(result, CompletionError)
-            assert "the prompt could not be read: RuntimeError: no memory" in str(result)
+            assert str(result).endswith("no memory")
         elif number < 3:
             assert result == expected[number]
         else:

@@ -209,7 +209,10 @@ def test_rows_of_a_model_that_ignores_the_mask_are_written_as_alone(tmp_path: Pa
         assert completed(engine, [ids], sampling, [number]) == [together[number]]
 
 
-def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
+def test_likelihood_equals_the_plain_computation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there is only memory for one text at once."""
     engine = TransformersEngine(folder, max_batch=3)
     model = AutoModelForCausalLM.from_pretrained(folder)
     prompts = engine.tokenize(PROMPTS)
@@ -220,6 +223,15 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
             logits = model(torch.tensor([prompt + completion])).logits[0].double()
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         expected.append(float(rows[torch.arange(len(completion)), completion].mean()))
+    assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
+    plain = engine.forward.read
+
+    def read(rows: Sequence[torch.Tensor], **options: Any) -> Any:
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError
+        return plain(rows, **options)
+
+    monkeypatch.setattr(engine.forward, "read", read)
     assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
 
 
@@ -286,7 +298,6 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
         "ban": ([1],),
         "write": (request,),
         "complete": ([request],),
-        "log_likelihoods": ([([1], [2])],),
     }
     others = {"close", "completion", "has_stopped", "prefix_cache", "supports_continuation"}
     methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from tide.engines.local.sampler import (
     _MANY,
     _REACH,
     Drawing,
-    NoiseKeys,
     Sampler,
     gumbel_noise,
+    noise_keys,
 )
 
 CPU = torch.device("cpu")
@@ -26,9 +27,8 @@ CPU = torch.device("cpu")
 def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     """Shape (steps, seeds, vocabulary)."""
     tokens = torch.arange(vocabulary, dtype=torch.int32)
-    keys = [NoiseKeys(seed) for seed in seeds]
-    of_steps = [[of_seed[step] for of_seed in keys] for step in range(steps)]
-    pairs = torch.tensor(of_steps, dtype=torch.int32).transpose(1, 2)
+    keys = [list(islice(noise_keys(seed), steps)) for seed in seeds]
+    pairs = torch.tensor(keys, dtype=torch.int32).permute(1, 2, 0)
     return gumbel_noise(pairs[..., None], tokens).numpy()
 
 

@@ -10,12 +10,10 @@ waiting rows enter together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +25,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local.cache import Beginning, Pair
 from tide.engines.local.sampler import Drawing, Sampler
-from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
+from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
 _SHORT = 256
@@ -76,21 +74,13 @@ class Row:
     broken: bool = False
     pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
 
-    def put(self, piece: Piece | Exception) -> None:
-        self.pieces.put_nowait(piece)
-
-    @property
-    def left(self) -> int:
-        """Number of tokens that may still be drawn."""
-        return self.request.sampling.max_new_tokens - len(self.ids)
-
     def known(self) -> list[Pair] | None:
         """Return the cached keys and values of the prompt without its last token, or None."""
         return None if self.beginning is None else self.beginning.before_last(self.prompt_ids)
 
     def send(self, reason: FinishReason | None) -> None:
         """Send the tokens that were not sent yet. reason: finish reason, if the row has ended."""
-        self.put(Piece(tuple(self.ids[self.sent :]), reason, self.read))
+        self.pieces.put_nowait(Piece(tuple(self.ids[self.sent :]), reason, self.read))
         self.sent, self.read = len(self.ids), 0
         self.ended = self.ended or reason is not None
 
@@ -101,47 +91,20 @@ class Row:
             return
         self.ids.append(token)
         size = self.request.piece_tokens
-        if not self.left:
+        if len(self.ids) == self.request.sampling.max_new_tokens:
             self.send("length")
         elif size is not None and len(self.ids) - self.sent >= size:
             self.send(None)
 
 
-@dataclass(eq=False)
-class Reading:
-    """A request for the likelihood of `ids`, the last tokens of `x`."""
-
-    x: Tensor
-    ids: Sequence[int]
-    future: asyncio.Future[float]
-
-    @property
-    def ended(self) -> bool:
-        return self.future.done()
-
-    def put(self, result: float | Exception) -> None:
-        if self.ended:
-            return
-        if isinstance(result, Exception):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
-
-
-_Job = TypeVar("_Job", Row, Reading)
-
-
-def packed(jobs: Sequence[_Job], most: int) -> list[list[_Job]]:
-    """Group jobs of similar length: at most this number, and `_TOKENS` tokens with padding."""
-    groups: list[list[_Job]] = []
-    group: list[_Job] = []
-    for job in sorted(jobs, key=lambda job: len(job.x)):
-        if group and (len(group) == most or (len(group) + 1) * len(job.x) > _TOKENS):
-            groups.append(group)
-            group = []
-        group.append(job)
-    if group:
-        groups.append(group)
+def packed(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Group texts of similar length: at most this number, and `_TOKENS` tokens with padding."""
+    groups: list[list[int]] = []
+    for number in by_length(lengths):
+        last = groups[-1] if groups else []
+        if not last or len(last) == most or (len(last) + 1) * lengths[number] > _TOKENS:
+            groups.append(last := [])
+        last.append(number)
     return groups
 
 
@@ -155,6 +118,7 @@ class Lane:
     """
 
     multiple = _MULTIPLE  # see `KeyValueCache`
+    together = False  # see `Stream`
 
     def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
         self.forward, self._stop_ids = forward, stop_ids
@@ -163,7 +127,7 @@ class Lane:
 
     def clear(self) -> None:
         """Drop all rows, and free their keys and values."""
-        self.stream = Stream(self.forward, multiple=self.multiple)
+        self.stream = Stream(self.forward, together=self.together, multiple=self.multiple)
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []
@@ -234,7 +198,6 @@ class Batch:
         self._forward, self.stop_ids, self._has_stopped = forward, stop_ids, has_stopped
         self._max_batch, self._make_lane = max_batch, make_lane
         self.tokens_read = 0
-        self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
         self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
@@ -244,7 +207,11 @@ class Batch:
 
     async def write(self, row: Row) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of a row. Closing the generator ends the row at the next step."""
-        self.submit([row])
+        self._push(row)
+        if self._task is None:
+            if self._resting is not None:
+                self._resting.cancel()
+            self._task = asyncio.get_running_loop().create_task(self._run())
         try:
             while True:
                 piece = await row.pieces.get()
@@ -253,18 +220,6 @@ class Batch:
                 yield piece
         finally:
             row.ended = True
-
-    def submit(self, work: Iterable[Row | Reading]) -> None:
-        """Add rows to the batch from the next step on."""
-        for job in work:
-            if isinstance(job, Row):
-                self._push(job)
-            else:
-                self._readings.append(job)
-        if self._task is None:
-            if self._resting is not None:
-                self._resting.cancel()
-            self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
         """End running work with EngineError, and free the memory of keys and values."""
@@ -280,7 +235,7 @@ class Batch:
         try:
             # Requests made in one turn of the loop enter together.
             await self._wait()
-            while self._readings or self._waiting or self._running:
+            while self._waiting or self._running:
                 try:
                     self._turn()
                 except BaseException as error:
@@ -298,28 +253,20 @@ class Batch:
             await asyncio.sleep(0)
 
     def _turn(self) -> None:
-        """Read the texts and prompts that came, and draw one token of each running row."""
-        # 1. Read texts whose likelihood is asked for.
-        readings = [reading for reading in self._readings if not reading.ended]
-        self._readings = []
-        for numbers in length_groups([len(reading.x) for reading in readings]):
-            alike = [readings[number] for number in numbers]
-            for texts in packed(alike, self._max_batch):
-                self._each(texts, self._read_texts)
-
-        # 2. Admit waiting rows while there is capacity, and read their prompts.
+        """Read the prompts that came, and draw one token of each running row."""
+        # 1. Admit waiting rows while there is capacity, and read their prompts.
         for size, rows in self._admit().items():
             try:
                 if size not in self.lanes:
                     self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
             except BaseException as error:  # the rows of a lane that cannot be made end
                 for row in rows:
-                    row.put(_failed(error))
+                    row.pieces.put_nowait(_failed(error))
             else:
-                for group in packed(rows, self._max_batch):
-                    self._each(group, partial(self.prefill, self.lanes[size]))
+                for numbers in packed([len(row.x) for row in rows], self._max_batch):
+                    self._read_prompts(self.lanes[size], [rows[number] for number in numbers])
 
-        # 3. Step with each lane; if its model fails, its rows end.
+        # 2. Step with each lane; if its model fails, its rows end.
         for lane in self.lanes.values():
             try:
                 if lane.running:
@@ -328,7 +275,7 @@ class Batch:
                 rows = lane.running
                 lane.clear()
                 for row in rows:
-                    row.put(_failed(error))
+                    row.pieces.put_nowait(_failed(error))
 
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
@@ -348,7 +295,7 @@ class Batch:
                 elif not row.ended:
                     row.ended = True
                     problem = f"for this prompt the model's {not_finite(row.x.dtype)}"
-                    row.put(CompletionError(problem))
+                    row.pieces.put_nowait(CompletionError(problem))
 
             # 3. End texts that have reached a stop string; every few tokens, since looking is slow.
             # The reader cuts the text before the stop string.
@@ -380,22 +327,6 @@ class Batch:
         if resumed:
             lane.sample(resumed)
         self.tokens_read += len(lane.running)
-
-    @torch.inference_mode()
-    def _read_texts(self, readings: Sequence[Reading]) -> None:
-        """Compute the likelihoods of these readings."""
-        # Logits are computed only for completion tokens, since the output layer is a large part of
-        # a small model's work.
-        last = max(len(reading.ids) for reading in readings)
-        out = self._forward.read([reading.x for reading in readings], keep=last + 1)
-        logits = out.logits[:, -last - 1 :]
-        self.tokens_read += sum(len(reading.x) for reading in readings)
-        ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
-        logits = logits[:, :-1].float()
-        chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
-        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
-        for reading, row in zip(readings, log_probs, strict=True):
-            reading.put(float(row[last - len(reading.ids) :].mean()))
 
     def _admit(self) -> dict[int, list[Row]]:
         """Take rows from the queue, the lowest priority first; returns them by keys of `lanes`.
@@ -436,18 +367,18 @@ class Batch:
             heappush(self._waiting, entry)
         return by_lane
 
-    def _each(self, jobs: list[_Job], read: Callable[[Sequence[_Job]], None]) -> None:
-        """Read jobs together; if that fails, read each alone, so that a faulty one fails alone."""
+    def _read_prompts(self, lane: Lane, rows: Sequence[Row]) -> None:
+        """Read prompts together, or each alone if that fails: a faulty one fails alone."""
         try:
-            read(jobs)
+            self.prefill(lane, rows)
         except BaseException as error:
-            if len(jobs) == 1:
+            if len(rows) == 1:
                 if not isinstance(error, CompletionError):
                     error = CompletionError(f"the prompt could not be read: {described(error)}")
-                jobs[0].put(error)
+                rows[0].pieces.put_nowait(error)
                 return
-            for job in jobs:
-                self._each([job], read)
+            for row in rows:
+                self._read_prompts(lane, [row])
 
     @torch.inference_mode()
     def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
@@ -463,12 +394,12 @@ class Batch:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
         unread = [row for row, layers in known if layers is None]
-        before = len(lane.stream)
+        before = lane.stream.cache.count
         try:
             if unread:
                 lane.enter(unread)
         except BaseException:  # no row enters
-            lane.stream.leave(range(before, len(lane.stream)))
+            lane.stream.leave(range(before, lane.stream.cache.count))
             raise
         self.tokens_read += sum(len(row.x) for row in unread)
         for row, layers in known:
@@ -508,13 +439,11 @@ class Batch:
         self.lanes.clear()
 
     def _fail_all(self, error: EngineError) -> None:
-        work: list[Row | Reading] = [row for _, row in self._waiting]
-        work += [row for lane in self.lanes.values() for row in lane.running]
-        work += self._readings
-        self._waiting, self._readings, self.lanes = [], [], {}
-        for job in work:
-            if not job.ended:
-                job.put(error)
+        rows = [row for _, row in self._waiting if not row.ended]
+        rows += [row for lane in self.lanes.values() for row in lane.running]
+        self._waiting, self.lanes = [], {}
+        for row in rows:
+            row.pieces.put_nowait(error)
 
 
 def _failed(error: BaseException) -> EngineError:

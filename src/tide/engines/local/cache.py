@@ -18,9 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -71,6 +69,7 @@ class KeyValueCache:
     count: number of running rows. padded_count: number of rows passed to the model; dummy rows make
     any number above `multiple` a multiple of it. low, end: the columns in use. columns: number of
     columns. starts: first column of each row. model_cache: argument of the model's forward pass.
+    stores: keys and values of each layer, (slots, heads, columns, width).
     """
 
     def __init__(self, multiple: int = 1) -> None:
@@ -78,12 +77,8 @@ class KeyValueCache:
         self.count = self.padded_count = self.low = self.end = self.columns = 0
         self.starts: list[int] = []
         self.model_cache: Any = DynamicCache()
+        self.stores: list[Pair] = []
         self._slots = 0
-
-    @property
-    def stores(self) -> list[Pair]:
-        """Keys and values of each layer: (slots, heads, columns, width)."""
-        return [layer.store for layer in self.model_cache.layers]
 
     def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
         """Reserve slots for further rows of these lengths, which `fill` writes up to `end`.
@@ -174,6 +169,7 @@ class KeyValueCache:
             self._slots, self.columns = size
             self.model_cache = DynamicCache()
             self.model_cache.layers.extend(layers)
+            self.stores = [layer.store for layer in layers]
         target = slice(self.low + shift, end)
         if self.count:
             moves = [
@@ -198,13 +194,12 @@ class Beginning:
     """A text that requests continue, cached as long as this object exists.
 
     layers: keys and values (1, heads, n, width) of the first n of `ids` for each layer; None if not
-    cached. used: when `ids` were cached, as a number that grows.
+    cached.
     """
 
     cache: PrefixCache
     ids: list[int] = field(default_factory=list)
     layers: list[Pair] | None = None
-    used: int = 0
 
     @property
     def tokens(self) -> int:
@@ -214,8 +209,7 @@ class Beginning:
     def keep(self, ids: list[int], layers: list[Pair]) -> None:
         """Cache the keys and values of these ids."""
         self.ids, self.layers = ids, layers
-        self.used = next(self.cache.clock)
-        self.cache.evict()
+        self.cache.hold(self)
 
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
         """Return the cached keys and values of `ids` without the last id, or None."""
@@ -234,21 +228,18 @@ class PrefixCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._beginnings: WeakSet[Beginning] = WeakSet()
-        self.clock = count(1)
+        self._beginnings: weakref.WeakKeyDictionary[Beginning, None] = weakref.WeakKeyDictionary()
 
     def begin(self) -> Beginning | None:
         """Return a text that is cached as it grows, or None; see `Engine.prefix_cache`."""
-        if not self._capacity:
-            return None
-        beginning = Beginning(self)
-        self._beginnings.add(beginning)
-        return beginning
+        return Beginning(self) if self._capacity else None
 
-    def evict(self) -> None:
-        """Drop the keys and values of texts beyond the capacity."""
+    def hold(self, beginning: Beginning) -> None:
+        """Hold this text last, and drop the keys and values of the first ones over the capacity."""
+        self._beginnings.pop(beginning, None)
+        self._beginnings[beginning] = None
         tokens = 0
-        for cached in sorted(self._beginnings, key=lambda cached: -cached.used):
+        for cached in reversed(list(self._beginnings)):
             tokens += cached.tokens
             if tokens > self._capacity:
                 cached.layers = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +14,23 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
-from tide.core.errors import EngineError, guarded
+from tide.core.errors import CompletionError, EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
 from tide.core.sanitize import logger
-from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair, name_of
+from tide.engines.base import Dtype, MaxBatch, Piece, Request, name_of
 from tide.engines.checkpoint import advised_sampling, context_length, fingerprint, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.local.batch import Batch, Reading, Row
+from tide.engines.local.batch import Batch, Row, packed
 from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.stream import Forward, Stream, cache_in, not_finite
+from tide.engines.local.stream import (
+    Forward,
+    Stream,
+    cache_in,
+    left_pad,
+    length_groups,
+    not_finite,
+)
 from tide.plugins.options import checked
 
 _LOG = logger(__name__)
@@ -33,6 +41,9 @@ _MAX_BATCH = {"cpu": 64, "cuda": 256}
 # a difference of 0.2, and rounding to bfloat16 a difference of 0.02 in 24 layers.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
+
+# The ids of a prompt and of its completion.
+TokenPair = tuple[Sequence[int], Sequence[int]]
 
 
 class TransformersEngine(EmbeddingEngine):
@@ -107,7 +118,7 @@ class TransformersEngine(EmbeddingEngine):
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
             self.dtype = self.model.dtype
             self.forward = Forward(self.model)
-            if not self.forward.accepts("inputs_embeds"):
+            if "inputs_embeds" not in self.forward.arguments:
                 raise EngineError(f"model {self.name}: its forward pass takes no inputs_embeds")
             super().__init__(tokenizer, self.model.get_input_embeddings())
             self.context_length = context_length(self.model.config)
@@ -140,17 +151,48 @@ class TransformersEngine(EmbeddingEngine):
         x = self._embed_ids(prompt)
         return self._batch.write(Row(request, x, prompt, beginning, read=len(x)))
 
-    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
-        loop, readings = asyncio.get_running_loop(), []
+    async def log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
+        """Return the mean log-probability of the completion's tokens in each pair.
+
+        Must be called in the engine's event loop. Raises the errors of `write` for the first pair
+        that fails.
+        """
         for prompt, completion in pairs:
-            x = self._embed_ids((*prompt, *completion))
-            readings.append(Reading(x, completion, loop.create_future()))
-        self._batch.submit(readings)
-        try:
-            return [await reading.future for reading in readings]
-        finally:
-            for reading in readings:
-                reading.future.cancel()
+            self.check_prompt((*prompt, *completion), 0)
+        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+        likelihoods = [0.0] * len(pairs)
+        for alike in length_groups(lengths):
+            for group in packed([lengths[number] for number in alike], self.max_batch):
+                numbers = [alike[index] for index in group]
+                with self._calling("likelihood", CompletionError):
+                    texts = [pairs[number] for number in numbers]
+                    try:
+                        values = self._read_likelihoods(texts)
+                    except torch.OutOfMemoryError:
+                        values = [self._read_likelihoods([text])[0] for text in texts]
+                for number, value in zip(numbers, values, strict=True):
+                    likelihoods[number] = value
+                await asyncio.sleep(0)  # other requests go on
+        if any(map(math.isnan, likelihoods)):
+            raise EngineError(f"engine {self.name}: a likelihood is not a number")
+        return likelihoods
+
+    @torch.inference_mode()
+    def _read_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
+        # Logits are computed only for completion tokens, since the output layer is a large part of
+        # a small model's work.
+        last = max(len(completion) for _, completion in pairs)
+        rows = [self._embed_ids((*prompt, *completion)) for prompt, completion in pairs]
+        out = self.forward.read(rows, keep=last + 1)
+        logits = out.logits[:, -last - 1 : -1].float()
+        self._batch.tokens_read += sum(map(len, rows))
+        ids, _ = left_pad([torch.tensor(list(completion)) for _, completion in pairs])
+        chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
+        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
+        return [
+            float(row[last - len(completion) :].mean())
+            for row, (_, completion) in zip(log_probs, pairs, strict=True)
+        ]
 
     def prefix_cache(self) -> object:
         return self._prefixes.begin()

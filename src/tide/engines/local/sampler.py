@@ -8,7 +8,7 @@ they differ only by the model's probabilities (common random numbers).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,18 +30,11 @@ _MANY = 1 << 16
 _SMALL_SHARE = 16
 
 
-class NoiseKeys:
-    """Two 32-bit keys for each token of a sequence, made as they are needed."""
-
-    def __init__(self, seed: int) -> None:
-        self._source = np.random.Philox(seed)
-        self._keys: list[list[int]] = []
-
-    def __getitem__(self, step: int) -> list[int]:
-        """Return the two int32 keys of a step."""
-        while step >= len(self._keys):
-            self._keys += self._source.random_raw(_KEYS).view(np.int32).reshape(-1, 2).tolist()
-        return self._keys[step]
+def noise_keys(seed: int) -> Iterator[list[int]]:
+    """Yield two int32 keys for each token of a sequence."""
+    source = np.random.Philox(seed)
+    while True:
+        yield from source.random_raw(_KEYS).view(np.int32).reshape(-1, 2).tolist()
 
 
 def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
@@ -98,7 +91,7 @@ class Drawing:
     drawn: int = 0
 
     def __post_init__(self) -> None:
-        self.keys = NoiseKeys(self.seed)
+        self.keys = noise_keys(self.seed)
 
 
 class Sampler:
@@ -227,7 +220,7 @@ class Sampler:
         """Return the arg max of scores (B, V) plus noise. best: the largest score of each row."""
         if len(self._tokens) != scores.shape[-1]:
             self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
-        pairs = [row.keys[row.drawn] for row in self._noisy]
+        pairs = [next(row.keys) for row in self._noisy]
         keys = torch.tensor(pairs, dtype=torch.int32, device=scores.device).T[..., None]
         # On a GPU noise is cheap, but counting the tokens that can win would wait for the GPU.
         if scores.is_cpu and scores.numel() >= _MANY:

@@ -30,16 +30,17 @@ _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    context: maximum sequence length, None without a limit. plain: whether the model's state
-    consists of keys and values only, so that rows may enter and leave a batch. Layers with a
-    sliding window keep all keys and values, and the mask hides tokens outside the window.
+    arguments: names of the forward pass's arguments. context: maximum sequence length, None without
+    a limit. plain: whether the model's state consists of keys and values only, so that rows may
+    enter and leave a batch. Layers with a sliding window keep all keys and values, and the mask
+    hides tokens outside the window.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._accepts = set(inspect.signature(model.forward).parameters)
+        self.arguments = set(inspect.signature(model.forward).parameters)
         # The name is `past_key_values` up to transformers 5.23, and in models with remote code.
-        self._cache = "cache" if self.accepts("cache") else "past_key_values"
+        self._cache = "cache" if "cache" in self.arguments else "past_key_values"
         self.context = context_length(model.config)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) in _PLAIN for layer in layers)
@@ -47,15 +48,12 @@ class Forward:
         if head is not None and _contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(_contiguous)
 
-    def accepts(self, name: str) -> bool:
-        return name in self._accepts
-
     def __call__(
         self, mask: Tensor | None, positions: Tensor, cache: Any = None, **inputs: Any
     ) -> Any:
         if cache is not None:
             inputs[self._cache] = cache
-        if self.accepts("position_ids"):
+        if "position_ids" in self.arguments:
             inputs["position_ids"] = positions
         # Without padding the attention needs no mask, and its fast paths apply.
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
@@ -72,7 +70,7 @@ class Forward:
         cache = DynamicCache() if self.plain else None
         seen = None if bool(mask.all()) else mask
         inputs: dict[str, Any] = {"inputs_embeds": x}
-        if self.accepts("logits_to_keep"):
+        if "logits_to_keep" in self.arguments:
             inputs["logits_to_keep"] = keep
         return self(seen, positions, cache, **inputs)
 
@@ -128,29 +126,27 @@ class Stream:
         self.cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
 
-    def __len__(self) -> int:
-        return self.cache.count
-
     def enter(self, rows: Sequence[Tensor]) -> None:
         """Read embeddings (T_i, d), and append their rows to the batch."""
         lengths = [len(row) for row in rows]
-        if not self._forward.plain:
-            assert not len(self)
+        if self._forward.plain:
+            apart = rows[0].is_cpu and not self._together
+            groups = length_groups(lengths) if apart else [list(range(len(rows)))]
+            outs = [self._forward.read([rows[i] for i in group]) for group in groups]
+            slots = self.cache.add(lengths, pairs_in(outs[0]))
+            for out, group in zip(outs, groups, strict=True):
+                self.cache.fill(pairs_in(out), [slots[i] for i in group])
+            read = torch.cat([out.logits[:, -1] for out in outs])
+            logits = torch.empty_like(read)
+            logits[[i for group in groups for i in group]] = read
+        else:
+            assert not self.cache.count
             out = self._forward.read(rows)
             self._other_cache = cache_in(out)
             self.cache.add(lengths, [])
-            self._join(out.logits[:, -1])
-            return
-        apart = rows[0].is_cpu and not self._together
-        groups = length_groups(lengths) if apart else [list(range(len(rows)))]
-        outs = [self._forward.read([rows[i] for i in group]) for group in groups]
-        slots = self.cache.add(lengths, pairs_in(outs[0]))
-        for out, group in zip(outs, groups, strict=True):
-            self.cache.fill(pairs_in(out), [slots[i] for i in group])
-        read = torch.cat([out.logits[:, -1] for out in outs])
-        logits = torch.empty_like(read)
-        logits[[i for group in groups for i in group]] = read
-        self._join(logits)
+            logits = out.logits[:, -1]
+        self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
+        self._arrange()
 
     def resume(self, layers: Sequence[Pair]) -> None:
         """Append a row with these cached tokens; `advance` reads its next token."""
@@ -186,10 +182,6 @@ class Stream:
             self._other_cache.batch_select_indices(torch.tensor(rows, device=self.logits.device))
         self.cache.select(rows)
         self.logits = self.logits[list(rows)]
-        self._arrange()
-
-    def _join(self, logits: Tensor) -> None:
-        self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
         self._arrange()
 
     def _arrange(self) -> None:
