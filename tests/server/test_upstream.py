@@ -84,6 +84,7 @@ LIMITS = {
 NOT_PASSED = {
     "x-ratelimit-reset-tokens": "words of a server",
     "x-ratelimit-remaining": "\u0661".encode().decode("latin-1"),  # a digit that is not ASCII
+    "x-ratelimit-words-of-a-server": "1",
     "x-other": "1",
 }
 

@@ -203,10 +203,11 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# Headers that OpenAI's and Anthropic's clients read. Their values are no text that a model may have
-# written: numbers, durations such as 6m0s, dates.
+# Headers that OpenAI's and Anthropic's clients read. Neither names nor values are text that a model
+# may have written: the values are numbers, durations such as 6m0s, dates.
 _ABOUT_RETRIES = re.compile(
-    r"retry-after(-ms)?|x-should-retry|(x|anthropic)-ratelimit(-[a-z]{1,20}){1,4}"
+    r"retry-after(-ms)?|x-should-retry"
+    r"|(x|anthropic)-ratelimit(-(limit|remaining|reset|requests|tokens|input|output)){1,4}"
 )
 _WHEN = re.compile(
     r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT",
