@@ -24,7 +24,7 @@ from tide.core.settings import Sampling
 from tide.core.text import HALF
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import load_engine
-from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Engine, Piece, Request
+from tide.engines.base import Ban, Completion, Engine, Piece, Request
 
 OWN = Sampling(max_new_tokens=4)
 
@@ -146,17 +146,6 @@ def test_a_text_may_be_cut_after_a_token_that_adds_something(
             assert not piece
         else:
             assert "".join(pieces[:end]) == so_far
-
-
-def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
-    with ByteEngine() as engine:
-        for token, text in list(enumerate(engine._vocabulary()))[::7]:
-            alike = asyncio.run(engine.ban([token])).token_ids
-            assert alike[0] == token
-            assert len(alike) <= MOST_SPELLINGS
-            assert HALF not in text or alike == (token,)
-            for other in engine.texts([[token_id] for token_id in alike]):
-                assert other.strip().casefold() == text.strip().casefold()
 
 
 def test_of_many_spellings_the_plainest_are_banned() -> None:

@@ -263,22 +263,6 @@ def test_row_that_is_cancelled_while_it_waits_is_never_read(small: TransformersE
     assert max(lengths) == 2
 
 
-def test_likelihoods_are_read_between_the_steps_of_others(engine: TransformersEngine) -> None:
-    pairs = [([5, 6, 7], [8, 9]), ([5], [6]), ([9] * 20, [3, 4, 5])]
-    alone = engine.portal.run(engine.log_likelihoods, pairs)
-
-    async def run() -> list[float]:
-        clock = Clock()
-        writing = asyncio.ensure_future(clock.run(engine))
-        await clock.reach(1)
-        likelihoods = await engine.log_likelihoods(pairs)
-        assert not writing.done()
-        await writing
-        return likelihoods
-
-    assert engine.portal.run(run) == pytest.approx(alone, abs=1e-5)
-
-
 def test_rows_of_a_model_without_open_batches_enter_once_all_have_ended(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +281,7 @@ def test_rows_of_a_model_without_open_batches_enter_once_all_have_ended(
         return [short.result(), long.result(), late]
 
     with TransformersEngine(engine.name) as closed:
+        assert closed.prefix_cache() is None
         results = closed.portal.run(run)
     assert results == [asyncio.run(engine.complete([request])) for request in requests]
 
@@ -322,21 +307,17 @@ def test_prompt_that_cannot_be_read_fails_alone(engine: TransformersEngine) -> N
 
     async def run() -> Any:
         calls = [engine.complete([Request(ids, greedy(3))]) for ids in prompts]
-        scores = [engine.log_likelihoods([(ids[:-1], ids[-1:])]) for ids in prompts]
-        return await asyncio.gather(*calls, *scores, return_exceptions=True)
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     expected = engine.portal.run(run)
     engine.embed_tokens([BROKEN])
     with before_each_pass(engine, fail):
-        results = engine.portal.run(run)
-    for number, result in enumerate(results):
-        if number % 3 == 1:
-            assert isinstance(result, CompletionError)
-            assert str(result).endswith("no memory")
-        elif number < 3:
-            assert result == expected[number]
-        else:
-            assert result == pytest.approx(expected[number], abs=1e-5)
+        first, error, last = engine.portal.run(run)
+        with pytest.raises(CompletionError, match="likelihood failed: no memory"):
+            engine.portal.run(engine.log_likelihoods, [([5], [BROKEN])])
+    assert [first, last] == expected[::2]
+    assert isinstance(error, CompletionError)
+    assert "the prompt could not be read: RuntimeError: no memory" in str(error)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), MemoryError(), SystemExit(2)])

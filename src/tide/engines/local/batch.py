@@ -233,24 +233,21 @@ class Batch:
 
     async def _run(self) -> None:
         try:
-            # Requests made in one turn of the loop enter together.
-            await self._wait()
-            while self._waiting or self._running:
+            while True:
+                # The event loop's other tasks run: requests that they make now enter together.
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                if not (self._waiting or self._running):
+                    break
                 try:
                     self._turn()
                 except BaseException as error:
                     self._fail_all(_failed(error))
-                await self._wait()
         finally:
             self._task = None
             release_openmp_threads()
             if self.lanes:
                 self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
-
-    async def _wait(self) -> None:
-        """Let the event loop's other tasks run."""
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
 
     def _turn(self) -> None:
         """Read the prompts that came, and draw one token of each running row."""
@@ -413,10 +410,9 @@ class Batch:
     def retire(self, lane: Lane) -> list[int]:
         """Let ended rows leave; returns the remaining rows' old numbers in their new order."""
         self._keep(lane)
-        if lane.as_group:
-            if not lane.running:
-                lane.clear()
-            return list(range(len(lane.rows)))
+        if lane.as_group:  # all rows have ended
+            lane.clear()
+            return []
         return lane.leave()
 
     @torch.inference_mode()

@@ -51,7 +51,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
     def show(self, end: int) -> None:
         rows, columns = slice(0, self._cache.padded_count), slice(self._cache.low, end)
-        self.keys, self.values = (part[rows, :, columns] for part in self.store)
+        keys, values = self.store
+        self.keys, self.values = keys[rows, :, columns], values[rows, :, columns]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         cache = self._cache
@@ -127,12 +128,6 @@ class KeyValueCache:
         for store in self.stores:
             for part in store:
                 part[row] = 0
-
-    def without(self, rows: Sequence[int]) -> list[int]:
-        """Return an order of the remaining rows after `rows` leave, in which few rows move."""
-        gone, left = set(rows), self.count - len(rows)
-        movers = [row for row in range(left, self.count) if row not in gone]
-        return [movers.pop(0) if row in gone else row for row in range(left)]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may occur several times."""
@@ -223,16 +218,12 @@ class PrefixCache:
     """Cached texts of running requests.
 
     capacity: maximum number of cached tokens, beyond which the texts that were cached first are
-    evicted; 0 turns caching off. Its methods must be called in the engine's event loop.
+    evicted. Its methods must be called in the engine's event loop.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._beginnings: weakref.WeakKeyDictionary[Beginning, None] = weakref.WeakKeyDictionary()
-
-    def begin(self) -> Beginning | None:
-        """Return a text that is cached as it grows, or None; see `Engine.prefix_cache`."""
-        return Beginning(self) if self._capacity else None
 
     def hold(self, beginning: Beginning) -> None:
         """Hold this text last, and drop the keys and values of the first ones over the capacity."""
@@ -241,5 +232,5 @@ class PrefixCache:
         tokens = 0
         for cached in reversed(list(self._beginnings)):
             tokens += cached.tokens
-            if tokens > self._capacity:
+            if tokens > self.capacity:
                 cached.layers = None

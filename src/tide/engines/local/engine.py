@@ -195,7 +195,7 @@ class TransformersEngine(EmbeddingEngine):
         ]
 
     def prefix_cache(self) -> object:
-        return self._prefixes.begin()
+        return Beginning(self._prefixes) if self._prefixes.capacity else None
 
     def _verify(self) -> None:
         """Find out whether rows may enter the batch while other rows are running.

@@ -195,14 +195,15 @@ class Sampler:
         banned = [(i, token) for i, row in enumerate(rows) for token in row.banned]
         self._banned = tuple(torch.tensor(banned, device=device).T) if banned else None
         penalties = [sampling.repetition_penalty for sampling in samplings]
-        self._penalty = _column(penalties, device)
+        self._penalty = torch.tensor(penalties, device=device)[:, None]
         if set(penalties) <= {1.0}:
             self._seen = None
         drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
         self._greedy = not drawn
         self._drawn_rows = _numbers(drawn, len(rows), device)
         self._noisy = [rows[i] for i in drawn]
-        self._temperature = _column([sampling.temperature or 1.0 for sampling in samplings], device)
+        temperatures = [sampling.temperature or 1.0 for sampling in samplings]
+        self._temperature = torch.tensor(temperatures, device=device)[:, None]
         self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
         keep_top_k = partial(
             _keep_top_k, largest_k=max((sampling.top_k for sampling in samplings), default=0)
@@ -213,7 +214,7 @@ class Sampler:
         ):
             filtered = [i for i in drawn if values[i] != off]
             if filtered:
-                limit = _column([values[i] for i in filtered], device)
+                limit = torch.tensor([values[i] for i in filtered], device=device)[:, None]
                 self._filters.append((_numbers(filtered, len(rows), device), keep, limit))
 
     def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
@@ -242,8 +243,3 @@ def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> T
 def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None:
     """Return `rows` as an index into a batch of `count` rows; None for all rows."""
     return None if len(rows) == count else torch.tensor(rows, dtype=torch.int64, device=device)
-
-
-def _column(values: list[Any], device: torch.device) -> Tensor:
-    """Return a tensor (B, 1) with one value for each row."""
-    return torch.tensor(values, device=device)[:, None]

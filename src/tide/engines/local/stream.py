@@ -171,8 +171,13 @@ class Stream:
         cache.end += 1
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """Remove these rows; returns the old numbers of the remaining rows in their new order."""
-        order = self.cache.without(rows)
+        """Remove these rows; returns the old numbers of the remaining rows in their new order.
+
+        Few rows move: the last ones take the places of those that leave.
+        """
+        gone, left = set(rows), self.cache.count - len(rows)
+        movers = [row for row in range(left, self.cache.count) if row not in gone]
+        order = [movers.pop(0) if row in gone else row for row in range(left)]
         self.select(order)
         return order
 
