@@ -22,9 +22,11 @@ from tide.baselines.base import Baseline
 from tide.baselines.gedi import guide
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
+from tide.engines.base import Request
 from tide.engines.checkpoint import fingerprint
+from tide.engines.local.batch import Row
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import Drawing, Sampler
+from tide.engines.local.sampler import Sampler
 from tide.plugins.specs import format_spec, parse_spec
 
 # Prefixes that fit into the context of a tiny model.
@@ -182,7 +184,7 @@ class World:
         score = getattr(self, kind.replace("-", "_"))
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
-        sampler.enter([Drawing(sampling, seed)])
+        sampler.enter([Row(Request(ids, sampling, seed), torch.empty(0), ids, ids=written)])
         default = "warp-shift" if kind in WARP_FIRST else "shift-warp"
         shift_first = (order or default) == "shift-warp"
         for _ in range(sampling.max_new_tokens):

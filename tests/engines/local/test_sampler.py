@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
+from tide.engines.base import Request
+from tide.engines.local.batch import Row
 from tide.engines.local.sampler import (
     _MANY,
     _REACH,
-    Drawing,
     Sampler,
     gumbel_noise,
     noise_keys,
@@ -32,9 +34,14 @@ def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     return gumbel_noise(pairs[..., None], tokens).numpy()
 
 
+def row_of(sampling: Sampling, seed: int, banned: Sequence[int] = ()) -> Row:
+    request = Request((), sampling, seed, banned_token_ids=tuple(banned))
+    return Row(request, torch.empty(0), [seed, 7])
+
+
 def sampler_of(sampling: Sampling, seeds: Sequence[int]) -> Sampler:
     sampler = Sampler(CPU)
-    sampler.enter([Drawing(sampling, seed) for seed in seeds])
+    sampler.enter([row_of(sampling, seed) for seed in seeds])
     return sampler
 
 
@@ -137,43 +144,39 @@ STEPS = st.lists(
 )
 
 
-Row = tuple[Sampling, int, list[int]]  # sampling, seed and banned tokens
-
-
-def drawing_of(row: Row) -> Drawing:
-    sampling, seed, banned = row
-    return Drawing(sampling, seed, [seed, 7], banned)
-
-
 @given(STEPS, st.sampled_from([13, 9000]))
 @settings(max_examples=30, deadline=None)
 def test_rows_enter_and_leave_at_any_step(
-    steps: list[tuple[set[int], list[Row]]], vocabulary: int
+    steps: list[tuple[set[int], list[Any]]], vocabulary: int
 ) -> None:
     """Each row draws the same as alone: its penalties, lengths and noise stay with it."""
     stops = torch.tensor([4])
     sampler = Sampler(CPU, stops)
-    rows: list[tuple[Sampler, list[int]]] = []  # each row's own sampler, and its banned tokens
+    # Each row twice, for the common sampler and for one of its own.
+    rows: list[tuple[Row, Row, Sampler]] = []
     generator = torch.Generator().manual_seed(0)
     for leaving, entering in steps:
         order = [i for i in range(len(rows)) if i not in leaving][::-1]
         sampler.keep(order)
         rows = [rows[i] for i in order]
-        sampler.enter([drawing_of(row) for row in entering])
         for row in entering:
-            alone = Sampler(CPU, stops)
-            alone.enter([drawing_of(row)])
-            rows.append((alone, row[2]))
+            together, single, alone = row_of(*row), row_of(*row), Sampler(CPU, stops)
+            alone.enter([single])
+            rows.append((together, single, alone))
+        sampler.enter([together for together, *_ in rows[len(order) :]])
         if not rows:
             continue
         logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
         expected = [
             int(alone.draw(alone.warp(alone.prepare(row_logits[None].clone())))[0])
-            for (alone, _), row_logits in zip(rows, logits, strict=True)
+            for (*_, alone), row_logits in zip(rows, logits, strict=True)
         ]
         drawn = sampler.draw(sampler.warp(sampler.prepare(logits)))[0].tolist()
         assert drawn == expected
-        assert not any(token in banned for token, (_, banned) in zip(drawn, rows, strict=True))
+        for token, (together, single, _) in zip(drawn, rows, strict=True):
+            assert token not in together.request.banned_token_ids
+            together.ids.append(token)
+            single.ids.append(token)
 
 
 @pytest.mark.parametrize("width", [7, 2 * _MANY])  # a sampler draws in two ways

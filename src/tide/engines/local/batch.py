@@ -24,7 +24,7 @@ from tide.core.results import FinishReason
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local.cache import Beginning, Pair
-from tide.engines.local.sampler import Drawing, Sampler
+from tide.engines.local.sampler import Sampler, noise_keys
 from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
@@ -56,11 +56,11 @@ class Row:
     """A running request.
 
     x: embeddings (T, d) of the prompt. prompt_ids: token ids of the prompt, or the request's
-    `penalized_ids`. beginning: cached text of earlier requests that this request continues. ids:
-    tokens drawn so far. sent: number of drawn tokens that were sent. read: number of tokens read
-    for the row and not reported yet. ended: whether the row has ended or was
-    cancelled. broken: whether its keys and values may be NaN or infinite. pieces: pieces of the
-    completion, or the error that ends it.
+    `penalized_ids`; a repetition penalty also applies to them. beginning: cached text of earlier
+    requests that this request continues. ids: tokens drawn so far. sent: number of drawn tokens
+    that were sent. read: number of tokens read for the row and not reported yet. ended: whether the
+    row has ended or was cancelled. broken: whether its keys and values may be NaN or infinite.
+    pieces: pieces of the completion, or the error that ends it.
     """
 
     request: Request
@@ -73,6 +73,9 @@ class Row:
     ended: bool = False
     broken: bool = False
     pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.keys = noise_keys(self.request.seed)
 
     def known(self) -> list[Pair] | None:
         """Return the cached keys and values of the prompt without its last token, or None."""
@@ -150,12 +153,7 @@ class Lane:
     def sample(self, rows: Sequence[Row]) -> None:
         """Start to draw tokens for these rows, which the stream has read."""
         self.rows += rows
-        drawings = []
-        for row in rows:
-            request = row.request
-            banned = request.banned_token_ids
-            drawings.append(Drawing(request.sampling, request.seed, row.prompt_ids, banned))
-        self.sampler.enter(drawings)
+        self.sampler.enter(rows)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Draw the next token of each row, (B,); also returns whether the scores were finite."""

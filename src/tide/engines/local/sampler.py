@@ -9,15 +9,15 @@ they differ only by the model's probabilities (common random numbers).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tide.core.settings import Sampling
+if TYPE_CHECKING:
+    from tide.engines.local.batch import Row
 
 # Number of steps whose keys are made at once.
 _KEYS = 32
@@ -76,24 +76,6 @@ def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
     return logits.masked_fill(dropped, -torch.inf)
 
 
-@dataclass(eq=False)
-class Drawing:
-    """A sequence whose tokens a sampler draws.
-
-    prompt: the prompt's ids, to which a repetition penalty also applies. banned: ids that are never
-    drawn. drawn: number of tokens drawn so far.
-    """
-
-    sampling: Sampling
-    seed: int
-    prompt: Sequence[int] = ()
-    banned: Sequence[int] = ()
-    drawn: int = 0
-
-    def __post_init__(self) -> None:
-        self.keys = noise_keys(self.seed)
-
-
 class Sampler:
     """Chooses one token per step for each of its sequences, which enter and leave between steps.
 
@@ -105,20 +87,20 @@ class Sampler:
     def __init__(self, device: torch.device, stop_ids: Tensor | None = None) -> None:
         self._device = device
         self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
-        self._rows: list[Drawing] = []
+        self._rows: list[Row] = []
         self._seen: Tensor | None = None  # ids of each row under a repetition penalty
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
         self._penalty = torch.empty(0, 1)
 
-    def enter(self, rows: Sequence[Drawing]) -> None:
+    def enter(self, rows: Sequence[Row]) -> None:
         """Append sequences."""
         before = len(self._rows)
         self._rows += rows
-        if any(row.sampling.repetition_penalty != 1 for row in self._rows):
+        if any(row.request.sampling.repetition_penalty != 1 for row in self._rows):
             seen = [[0]] * before if self._seen is None else self._seen.tolist()
-            seen += [list(row.prompt) or [0] for row in rows]
+            seen += [list(row.prompt_ids) or [0] for row in rows]
             # Rows are padded by repeating an id, which has no effect.
             longest = max(map(len, seen))
             padded = [ids + ids[:1] * (longest - len(ids)) for ids in seen]
@@ -141,7 +123,9 @@ class Sampler:
         if self._waiting:
             rows = self._rows
             self._waiting = [
-                i for i in self._waiting if rows[i].drawn < rows[i].sampling.min_new_tokens
+                i
+                for i in self._waiting
+                if len(rows[i].ids) < rows[i].request.sampling.min_new_tokens
             ]
             ids = self._stop_ids[self._stop_ids < logits.shape[-1]]
             short = torch.tensor(self._waiting, dtype=torch.int64, device=self._device)
@@ -183,16 +167,16 @@ class Sampler:
             tokens = self._draw(scores, best)
         if self._seen is not None:
             self._seen = torch.cat([self._seen, tokens[:, None]], dim=1)
-        for row in self._rows:
-            row.drawn += 1
         return tokens, finite
 
     def _arrange(self) -> None:
         """Rebuild the batch's tensors after rows enter or leave."""
         rows, device = self._rows, self._device
-        samplings = [row.sampling for row in rows]
+        samplings = [row.request.sampling for row in rows]
         self._waiting = [i for i, sampling in enumerate(samplings) if sampling.min_new_tokens]
-        banned = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+        banned = [
+            (i, token) for i, row in enumerate(rows) for token in row.request.banned_token_ids
+        ]
         self._banned = tuple(torch.tensor(banned, device=device).T) if banned else None
         penalties = [sampling.repetition_penalty for sampling in samplings]
         self._penalty = torch.tensor(penalties, device=device)[:, None]
