@@ -27,8 +27,6 @@ elsewhere-bias = tests.plugins.elsewhere:Bias
 """
 COMMANDS = {
     "methods": ("methods",),
-    "help of run": ("run", "--help"),
-    "help of eval": ("eval", "--help"),
     "run": (
         *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),
         *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
@@ -81,13 +79,8 @@ def test_shell_lists_runs_fits_and_evaluates_what_is_installed(tmp_path: Path) -
     write_lines(tmp_path / "labelled.jsonl", labelled)
     shown = printed(tmp_path / "site", tmp_path)
 
-    # Lines break at hyphens, too.
-    run_help, eval_help = ("".join(shown[f"help of {name}"].split()) for name in ("run", "eval"))
     for kind in ("engine", "scorer", "jumps", "bias"):
-        name = f"elsewhere-{kind}"
-        assert name in shown["methods"]
-        assert name in eval_help
-        assert name in run_help or kind == "bias"
+        assert f"elsewhere-{kind}" in shown["methods"]
 
     trials = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {trial["text"] for trial in trials} == {"splendid " * 5}

@@ -37,13 +37,6 @@ def test_kappa_zero_is_no_constraint() -> None:
     assert torch.equal(project(-x0, x0, 0.0), -x0)
 
 
-def test_displacement_is_relative() -> None:
-    x0 = torch.tensor([[3.0, 4.0]])
-    cosines, displacements = measure(torch.stack([x0, 2 * x0, -x0]), x0)
-    assert cosines == pytest.approx([1.0, 1.0, -1.0])
-    assert displacements == pytest.approx([0.0, 1.0, 2.0])
-
-
 @given(matrices(), st.floats(0.01, 100))
 def test_rows_that_stay_count_in_what_is_measured(
     pair: tuple[Tensor, Tensor], scale: float

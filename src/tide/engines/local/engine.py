@@ -173,6 +173,7 @@ class TransformersEngine(EmbeddingEngine):
                 for number, value in zip(numbers, values, strict=True):
                     likelihoods[number] = value
                 await asyncio.sleep(0)  # other requests go on
+        release_openmp_threads()
         if any(map(math.isnan, likelihoods)):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")
         return likelihoods
