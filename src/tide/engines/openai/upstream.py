@@ -41,8 +41,11 @@ _Read = Reply | list[bytes]
 
 
 @dataclass
-class _Reached:
-    """Whether the last request reached the server. losses: how often this has ended."""
+class Reached:
+    """Whether the last request reached the server (`yes`).
+
+    losses: how often it became unreachable; afterwards, another server may answer.
+    """
 
     yes: bool = True
     losses: int = 0
@@ -57,8 +60,7 @@ class Upstream:
 
     url: its address, with or without `/v1`. timeout: seconds without an answer, or without the next
     event of a stream, after which a request fails. key: sent as a bearer token. patience: seconds
-    for which a server that cannot be reached is tried. reachable: whether the last request reached
-    the server. losses: how often it became unreachable; afterwards, another server may answer.
+    for which a server that cannot be reached is tried.
     """
 
     def __init__(
@@ -66,24 +68,16 @@ class Upstream:
     ) -> None:
         address = base_url(url, "base_url")
         self.url = address.removesuffix("/v1")
-        self._reached = _Reached()
+        self.reached = Reached()
         self._api = api_root(address)
         self._timeout, self._key, self._patience = timeout, key, patience
         self._client = Client(timeout, key=key, transport=_transport())
 
     def for_another_loop(self) -> Upstream:
-        """Return connections to the same server; `reachable` is shared."""
+        """Return connections to the same server; `reached` is shared."""
         other = Upstream(self.url, self._timeout, key=self._key, patience=self._patience)
-        other._api, other._reached = self._api, self._reached
+        other._api, other.reached = self._api, self.reached
         return other
-
-    @property
-    def reachable(self) -> bool:
-        return self._reached.yes
-
-    @property
-    def losses(self) -> int:
-        return self._reached.losses
 
     @asynccontextmanager
     async def passing(
@@ -153,9 +147,9 @@ class Upstream:
             reply = await self._client.ask("GET", self._address("/v1/models"))
             _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
-            self._reached.change(not isinstance(error, ServerUnreachable))
+            self.reached.change(not isinstance(error, ServerUnreachable))
         else:
-            self._reached.change(True)
+            self.reached.change(True)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -179,9 +173,9 @@ class Upstream:
                     raise
                 answer = await retrying(ask)
         except ServerFailed as error:
-            self._reached.change(not isinstance(error, ServerUnreachable))
+            self.reached.change(not isinstance(error, ServerUnreachable))
             raise
-        self._reached.change(True)
+        self.reached.change(True)
         return answer
 
     def _address(self, path: str) -> str:
