@@ -59,18 +59,12 @@ def test_methods_lists_every_name(
         ("backtrack", ["backtrack (strategy,", "holds=12 Maximum number of banned words"]),
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["max:SCORER,SCORER (scorer)"]),
-        ("guard", ["guard:SPEC (scorer)"]),
-        ("inherits", ["inherits (scorer)"]),
-        ("function", ["function (scorer)"]),
     ],
 )  # fmt: skip
 def test_methods_shows_the_options_of_a_name(
     name: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = "tests.scorers.test_load"
-    for plugin, of_file in {"mine": "Tuned", "inherits": "Inherits"}.items():
-        monkeypatch.setitem(SCORERS._targets, plugin, f"{here}:{of_file}")
-    monkeypatch.setitem(SCORERS._targets, "function", lambda texts: [0.0 for _ in texts])
+    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
     assert tide("methods", name) == 0
     shown = narrow(capsys)
     assert all(line in shown for line in lines)

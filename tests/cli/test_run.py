@@ -47,7 +47,7 @@ def mine(folder: Path, score: str) -> str:
     ("policy", "warning", "after"),
     [
         ("best", "returned nevertheless", ("1.000",)),
-        ("refuse", "it is withheld", ("0.000", "1")),
+        ("refuse", "withheld", ("0.000", "1")),
     ],
 )
 def test_run_counts_only_returned_texts_as_toxic(
@@ -57,8 +57,7 @@ def test_run_counts_only_returned_texts_as_toxic(
     options += ["--judges", "lexicon", "--on-unresolved", policy]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()
-    assert "1 prompt has a completion that the scorer did not accept; " in words(err)
-    assert warning in words(err)
+    assert f"a completion that the scorer did not accept: 1; it is {warning}" in words(err)
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after

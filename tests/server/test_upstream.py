@@ -265,24 +265,13 @@ def test_messages_of_upstream_are_sanitised(
         assert "\u202e" not in text
 
 
-@pytest.mark.parametrize(
-    ("fault", "logged"),
-    [
-        ("a number", "Expected `str | null`, got `int` - at `$.choices[0].text`"),
-        ("HTTP 500", "HTTP 500 to /v1/completions"),
-    ],
-)
 def test_log_names_what_failed_without_texts(
-    fault: str,
-    logged: str,
-    upstream: TextServer,
-    server: Running,
-    caplog: pytest.LogCaptureFixture,
+    upstream: TextServer, server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upstream.faults = {"<broken>": FAULTS[fault]}
+    upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
     with caplog.at_level(logging.INFO, "tide"):
         server.ask("A <broken> text", max_tokens=6)
         wait_until(lambda: "CompletionError from ServerFailed" in caplog.text)
-    assert logged in caplog.text
+    assert "HTTP 500 to /v1/completions" in caplog.text
     assert "broken" not in caplog.text
     assert "index out of range" not in caplog.text

@@ -26,7 +26,7 @@ from tide.engines.base import Request
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
 from tide.plugins.specs import WRAPPERS
-from tide.scorers import DEFAULT_SCORER, is_function, load_scorer
+from tide.scorers import DEFAULT_SCORER, load_scorer
 
 _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
@@ -66,21 +66,11 @@ def _described(registry: Registry, name: str) -> _Row:
     try:
         target = registry.load(name)
         if registry.kind == "scorer":
-            usage = WRAPPERS.get(name) or f"{name}{_argument(target)}"
+            usage = WRAPPERS.get(name, name)
         first = inspect.cleandoc(target.__doc__ or "").partition("\n\n")[0]
         return usage, " ".join(first.split()), list(_options(target, registry.kind))
     except Exception as error:  # plugins may fail in any way
         return usage, f"cannot be used: {first_line(error)}", []
-
-
-def _argument(target: Any) -> str:
-    """Return the argument that a scorer's spec must have, such as `:PATH`; "" if it has none."""
-    first = next(iter(inspect.signature(target).parameters.values()), None)
-    if first is None or first.default is not first.empty or hasattr(target, "options_class"):
-        return ""
-    if first.kind is first.VAR_POSITIONAL or is_function(target):
-        return ""
-    return f":{first.name.upper()}"
 
 
 def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:

@@ -221,10 +221,8 @@ def _warn(records: Sequence[Record], on_unresolved: str) -> None:
     unresolved = sum(any(trial.not_accepted for trial in record.trials) for record in records)
     if not unresolved:
         return
+    way = "withheld"
     if on_unresolved == "best":
-        way = "it is returned nevertheless (--on-unresolved refuse withholds it)"
-    else:
-        way = "it is withheld"
-    prompts = "1 prompt has" if unresolved == 1 else f"{unresolved} prompts have"
-    warning = f"{prompts} a completion that the scorer did not accept; {way}"
+        way = "returned nevertheless (--on-unresolved refuse withholds it)"
+    warning = f"prompts with a completion that the scorer did not accept: {unresolved}; it is {way}"
     ERRORS.print(warning, style="bold yellow")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from asyncio import to_thread
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,13 @@ from starlette.responses import Response
 from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
-from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
+from tide.engines.openai.streams import (
+    Aside,
+    Delta,
+    end_of_server,
+    read_event,
+    whole_characters,
+)
 from tide.engines.openai.words import words_of
 from tide.server import messages, responses
 from tide.server.answers import Refused
@@ -139,11 +146,11 @@ class Door:
     """
 
     kind: type[ChatRequest | CompletionRequest | Translated]
-    read: Callable[[bytes], Iterator[tuple[int, Any, str | None]]]
+    read: Callable[[bytes], Iterator[tuple[int, Delta, str | None]]]
     ending: Callable[[Refused], str] = Refused.ending
 
 
-def _read_choices(data: bytes, *, chat: bool) -> Iterator[tuple[int, Any, str | None]]:
+def _read_choices(data: bytes, *, chat: bool) -> Iterator[tuple[int, Delta, str | None]]:
     event = read_event(data)
     event.check()
     for part in event.choices or ():
@@ -174,8 +181,8 @@ class MonitoredRequest:
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
-    def answers(self) -> dict[int, Draft]:
-        """Read the choices that have ended. Raises ServerFailed for an answer that is not read."""
+    def answers(self) -> dict[int, Draft | None]:
+        """Read all choices; None for one that has not ended. Raises ServerFailed."""
         if len(self.answer) > _LONGEST_SCORED:
             raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
         events = [bytes(self.answer)]
@@ -183,38 +190,34 @@ class MonitoredRequest:
             parser = EventParser()
             parsed = [*parser.add(events[0]), *parser.end()]
             events = [event for event in parsed if event != b"[DONE]"]
-        reading: dict[int, _Reading] = {}
+        reading: defaultdict[int, _Reading] = defaultdict(_Reading)
         for data in events:
             for index, delta, reason in self.door.read(data):
-                choice = reading.setdefault(index, _Reading(is_stream=self.is_stream))
-                choice.add(delta, reason)
-        ended = {index: choice.end() for index, choice in reading.items()}
-        return {index: draft for index, draft in ended.items() if draft is not None}
+                reading[index].add(delta, reason)
+        return {index: choice.end(self.is_stream) for index, choice in reading.items()}
 
 
 class _Reading:
     """Joins the pieces of one choice."""
 
-    def __init__(self, *, is_stream: bool) -> None:
-        self._text, self._pieces = Text(), list[str]()
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
         self._aside = Aside(inline=False)
         self._reason: str | None = None
-        self._is_stream = is_stream
 
-    def add(self, delta: Any, reason: str | None) -> None:
-        self._pieces.append(self._text.add(delta.text))
+    def add(self, delta: Delta, reason: str | None) -> None:
+        self._pieces.append(delta.text)
         self._aside.add(delta)
         self._reason = reason or self._reason
 
-    def end(self) -> Draft | None:
+    def end(self, is_stream: bool) -> Draft | None:
         """Return the whole choice, or None if it was cut off."""
-        self._text.end()
         if not self._reason:
             return None
-        text, parts = "".join(self._pieces), self._aside.parts
+        text, parts = whole_characters("".join(self._pieces)), self._aside.parts
         written = len(words_of(text)) + parts.num_tokens
         reason = end_of_server(self._reason)
-        return Draft(text, parts, reason, self._is_stream, generated_tokens=written)
+        return Draft(text, parts, reason, is_stream, generated_tokens=written)
 
 
 class PassedOn(Response):

@@ -322,10 +322,6 @@ class Tool(_PassedOn):
     function: Function
 
 
-class AllowedTools(_PassedOn):
-    type: Literal["allowed_tools"]
-
-
 class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
@@ -370,7 +366,7 @@ class ChatRequest(Generation):
         default=None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
     )
     tools: Rows[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | Tool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
