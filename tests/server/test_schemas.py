@@ -232,19 +232,21 @@ def test_forms_of_values(server: Running, as_sent: dict[str, Any], plain: dict[s
 
 
 MANY: list[Any] = [0] * 1000
-MANY_ATTRIBUTES = {f"a{i}": 0 for i in range(1000)}
+MANY_NAMES = {f"a{i}": "x" for i in range(1000)}
 
 
 @pytest.mark.parametrize(
     ("model", "body"),
     [
         (CompletionRequest, {"prompt": [{}] * 1000}),
+        (CompletionRequest, {"prompt": "x", "tide": MANY_NAMES}),
+        (CompletionRequest, {"prompt": "x", "tide": {"thresholds": MANY_NAMES}}),
         (ChatRequest, {"messages": MANY}),
         (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
         (ChatRequest, {"messages": [USER], "tools": MANY}),
         (ModerationRequest, {"input": MANY}),
         (GuardrailRequest, {"input_type": "request", "texts": MANY}),
-        (AnalyzeRequest, {"comment": {"text": "x"}, "requestedAttributes": MANY_ATTRIBUTES}),
+        (AnalyzeRequest, {"comment": {"text": "x"}, "requestedAttributes": MANY_NAMES}),
     ],
 )
 def test_many_faults_of_a_request(model: type[BaseModel], body: dict[str, Any]) -> None:

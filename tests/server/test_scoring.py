@@ -196,9 +196,6 @@ def test_moderations(server: Running) -> None:
         for wrong in (picture, [], ["x"] * 9):
             with pytest.raises(openai.BadRequestError):
                 client.moderations.create(input=wrong)
-    with quick(f"{server.url}/v1", KEY):
-        scorer = load_scorer("openai-moderation:a-model#harassment")
-    assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # not while the shell completes an unfinished command
-            _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
-            _refuse_repeated(parameters)
+            parameters: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            for parameter in parameters:
+                takes_many = parameter.multiple or parameter.is_flag
+                if parameters.count(parameter) > 1 and not takes_many:
+                    joined = "; max:A,B joins scorers" if parameter.name == "scorer" else ""
+                    name = parameter.opts[0]
+                    raise InputError(f"{name}: is given twice and takes one value{joined}")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -86,14 +91,6 @@ class Command(TyperCommand):
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the whole first sentence, which the list of commands wraps."""
         return super().get_short_help_str(10_000)
-
-
-def _refuse_repeated(parameters: list[Any]) -> None:
-    """Raise InputError for an option with one value that occurs twice in a command line."""
-    for parameter in parameters:
-        if parameters.count(parameter) > 1 and not (parameter.multiple or parameter.is_flag):
-            joined = "; max:A,B joins scorers" if parameter.name == "scorer" else ""
-            raise InputError(f"{parameter.opts[0]}: is given twice and takes one value{joined}")
 
 
 _OF_PRESETS = (

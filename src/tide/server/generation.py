@@ -335,10 +335,8 @@ class Serving:
         if not self._passes_fields or request.seed is not None:
             by["seed"] = call.settings["seed"]
         if isinstance(outcome, Draft):
-            written, parts = outcome.generated_tokens, outcome.parts
-            by |= {"forward_tokens": written + outcome.read_tokens, "generated_tokens": written}
-            reason = _reason(outcome.finish_reason, parts)
-            return Sent(outcome.text, parts, reason, outcome.usage, by, outcome)
+            reason = _reason(outcome.finish_reason, outcome.parts)
+            return Sent(outcome.text, outcome.parts, reason, outcome.usage, by, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
         call.policy.budget.count(altered=altered)
         self.metrics.of_policy.labels(call.policy.name, "altered" if altered else "unaltered").inc()

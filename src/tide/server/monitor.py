@@ -43,15 +43,13 @@ class Draft:
 
     parts: tool calls and reasoning. is_stream: whether it was streamed, so it is judged part by
     part. pieces: as the engine wrote them; none of an answer that was passed on. usage: as the
-    server counts it.
+    server counts it; of an answer that was passed on, only the number of words.
     """
 
     text: str
     parts: Parts
     finish_reason: FinishReason
     is_stream: bool
-    generated_tokens: int = 0
-    read_tokens: int = 0
     pieces: tuple[Piece, ...] = ()
     usage: Usage = field(default_factory=Usage)
 
@@ -165,8 +163,6 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         piece.parts,
         reason,
         on_text is not None,
-        effort.generated_tokens,
-        effort.read_tokens,
         tuple(recorded),
         effort.usage or Usage(len(task.prompt.token_ids), len(watch.ids) + piece.parts.num_tokens),
     )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from weakref import WeakValueDictionary, finalize
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -296,33 +296,6 @@ class Table:
         return {policy for policies in usable for policy in policies if policy.mode == "enforce"}
 
 
-class Scorers:
-    """Keeps one scorer for each spec, and closes it when no policy uses it any more."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._loaded: weakref.WeakValueDictionary[Any, MeasuredScorer] = (
-            weakref.WeakValueDictionary()
-        )
-        self._ends: list[weakref.finalize[Any, Any]] = []
-
-    def load(self, scorer: Any) -> MeasuredScorer:
-        """Load a scorer, or reuse it. Raises TideError if it cannot be loaded."""
-        key = (scorer, files_named_in(scorer))
-        measured = self._loaded.get(key)
-        if measured is None:
-            with guarded(ScorerError, "cannot be loaded"):
-                loaded = load_scorer(scorer)
-            measured = MeasuredScorer(loaded, self._metrics)
-            self._loaded[key] = measured
-            self._ends.append(weakref.finalize(measured, close_scorer, loaded))
-        return measured
-
-    def close(self) -> None:
-        for end in self._ends:
-            end()
-
-
 def files_named_in(scorer: Any) -> Any:
     """Return the files that a spec names, with times and sizes. A change reloads the scorer."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
@@ -351,7 +324,9 @@ class Policies:
         self.limits, self.metrics = limits or Limits(), Metrics()
         self._line, self._path, self._host = line, path, host
         self._keys = [digest_of_key(key.get_secret_value()) for key in keys]
-        self._scorers = Scorers(self.metrics)
+        # One scorer for each spec, closed when no policy uses it any more.
+        self._scorers: WeakValueDictionary[Any, MeasuredScorer] = WeakValueDictionary()
+        self._ends: list[finalize[Any, Any]] = []
         self._reloading = threading.Lock()
         self.table = Table({}, (), {}, {})
         self.table = self._read()
@@ -371,7 +346,8 @@ class Policies:
             self.table = table
 
     def close(self) -> None:
-        self._scorers.close()
+        for end in self._ends:
+            end()
 
     def _read(self) -> Table:
         """Read the file; policies that have not changed since are kept."""
@@ -400,12 +376,24 @@ class Policies:
             raise InputError("shadow: is this policy itself; name another one")
         if policy.shadow is not None and mode == "monitor":
             raise InputError("shadow: needs mode enforce; monitor mode records by itself")
-        measured = self._scorers.load(line.spec(policy))
+        measured = self._scorer(line.spec(policy))
         old = self.table.policies.get(name)
         if old is not None and old.stated == policy and old.measured is measured:
             return old
         budget = Budget(name, policy.alter_at_most or line.alter_at_most, self.metrics)
         return ServedPolicy(name, policy, mode, preset, settings, measured, budget)
+
+    def _scorer(self, spec: Any) -> MeasuredScorer:
+        """Load a scorer, or reuse it. Raises TideError if it cannot be loaded."""
+        key = (spec, files_named_in(spec))
+        measured = self._scorers.get(key)
+        if measured is None:
+            with guarded(ScorerError, "cannot be loaded"):
+                loaded = load_scorer(spec)
+            measured = MeasuredScorer(loaded, self.metrics)
+            self._scorers[key] = measured
+            self._ends.append(finalize(measured, close_scorer, loaded))
+        return measured
 
     def _start(self, policies: Iterable[ServedPolicy]) -> None:
         for policy in policies:

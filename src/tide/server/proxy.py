@@ -22,14 +22,9 @@ from starlette.responses import Response
 
 from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
+from tide.core.results import Usage
 from tide.core.sanitize import without_keys
-from tide.engines.openai.streams import (
-    Aside,
-    Delta,
-    end_of_server,
-    read_event,
-    whole_characters,
-)
+from tide.engines.openai.streams import Aside, Delta, end_of_server, read_event, whole_characters
 from tide.engines.openai.words import words_of
 from tide.server import messages, responses
 from tide.server.answers import Refused
@@ -215,9 +210,8 @@ class _Reading:
         if not self._reason:
             return None
         text, parts = whole_characters("".join(self._pieces)), self._aside.parts
-        written = len(words_of(text)) + parts.num_tokens
-        reason = end_of_server(self._reason)
-        return Draft(text, parts, reason, is_stream, generated_tokens=written)
+        usage = Usage(0, len(words_of(text)) + parts.num_tokens)
+        return Draft(text, parts, end_of_server(self._reason), is_stream, usage=usage)
 
 
 class PassedOn(Response):

@@ -33,16 +33,29 @@ from tide.core.sanitize import half_character
 from tide.core.settings import COLDEST
 from tide.server.answers import Refused
 
-# Parameters that are refused, because they would expose or accept unscored text.
-_REFUSED = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
+_UNSCORED = "would expose or accept unscored text"
+# Parameters that are refused, and why.
+_REFUSED = {
+    **dict.fromkeys(
+        ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs"), _UNSCORED
+    ),
+    "functions": "use tools instead",  # a server calls them in a field that is not read
+}
 # In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
-_REFUSED_IN_TEMPLATE = (*_REFUSED, "messages")
-_MOST_NESTED = 64
+_REFUSED_IN_TEMPLATE = {**_REFUSED, "messages": _UNSCORED}
+_MOST_NESTED, _MOST_NAMES = 64, 100
 
 
 def _whole(number: Any) -> Any:
     is_whole = isinstance(number, float) and number.is_integer()
     return int(number) if is_whole else number
+
+
+def few(names: Any) -> Any:
+    # Checked before validation: a report of a fault at each name takes seconds, or the memory.
+    if isinstance(names, dict) and len(names) > _MOST_NAMES:
+        raise PydanticCustomError("too_long", f"at most {_MOST_NAMES} names")
+    return names
 
 
 def _limited(tokens: int | None) -> int | None:
@@ -68,19 +81,16 @@ class Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_lower_case(cls, values: Any) -> Any:
-        """Refuse `Messages`, which a server in Go reads in place of the checked `messages`."""
-        for name in values if isinstance(values, dict) else ():
-            if name not in cls.model_fields and name.casefold() in cls.model_fields:
-                raise PydanticCustomError("case", "write it in lower case", {"param": name})
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
     def _without_null(cls, values: Any) -> Any:
+        """Refuse `Messages`, which a server in Go reads in place of the checked `messages`."""
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if value is not None}
+        told = {name: value for name, value in values.items() if value is not None}
+        known = cls.model_fields  # which is slow to read
+        for name in told:
+            if name not in known and name.casefold() in known:
+                raise PydanticCustomError("case", "write it in lower case", {"param": name})
+        return told
 
 
 class Body(Wire):
@@ -110,7 +120,7 @@ class TideExtensions(Wire):
 
     policy: Text | None = None
     toxicity_threshold: float | None = None
-    thresholds: dict[Text, float] | None = Field(default=None, max_length=100)
+    thresholds: Annotated[dict[Text, float], BeforeValidator(few)] | None = None
     max_iterations: Whole | None = Field(default=None, ge=1, le=100)
     num_samples: Whole | None = Field(default=None, ge=1, le=64)
     deadline: float | None = None
@@ -143,7 +153,7 @@ class Generation(Body):
     n: Whole = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    tide: TideExtensions = TideExtensions()
+    tide: Annotated[TideExtensions, BeforeValidator(few)] = TideExtensions()
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
@@ -171,9 +181,9 @@ class Generation(Body):
             for_template = {}
         for part, refused in ((fields, _REFUSED), (for_template, _REFUSED_IN_TEMPLATE)):
             for name, value in part.items():
-                if name.casefold() in refused and value is not None and value is not False:
-                    reason = "would expose or accept unscored text"
-                    raise PydanticCustomError("unscored", reason, {"param": name})
+                reason = refused.get(name.casefold())
+                if reason is not None and value is not None and value is not False:
+                    raise PydanticCustomError("refused", reason, {"param": name})
         return values
 
     def settings(self) -> dict[str, Any]:
@@ -369,15 +379,6 @@ class ChatRequest(Generation):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_tools_as_tools(cls, values: Any) -> Any:
-        """Refuse the older `functions`: a server calls them in a field that is not read."""
-        for name, value in values.items() if isinstance(values, dict) else ():
-            if name.casefold() == "functions" and value:
-                raise PydanticCustomError("older", "use tools instead", {"param": name})
-        return values
 
     @model_validator(mode="after")
     def _has_tools_to_choose(self) -> Self:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import anyio
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Chat, Text
 from tide.core.errors import ScorerUnavailableError, unknown
@@ -30,7 +29,7 @@ from tide.scorers.languages import language_of
 from tide.scorers.scoring import Scoring
 from tide.server.answers import Refused
 from tide.server.limits import Limits
-from tide.server.schemas import ChatMessage, Part, TextOr
+from tide.server.schemas import ChatMessage, Part, TextOr, few
 
 # The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
@@ -49,7 +48,6 @@ _PERSPECTIVE_NAMES = {
 }
 # Perspective's limit of a comment, in bytes, so that clients behave as before.
 _LONGEST = 20_480
-_MOST_ATTRIBUTES = 100
 
 
 class _ScoringRequest(BaseModel):
@@ -72,17 +70,10 @@ class Attribute(_ScoringRequest):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
-def _check_few(value: Any) -> Any:
-    # Checked before validation, because an error for each attribute could fill the memory.
-    if isinstance(value, dict) and len(value) > _MOST_ATTRIBUTES:
-        raise PydanticCustomError("too_long", f"at most {_MOST_ATTRIBUTES} attributes")
-    return value
-
-
 class AnalyzeRequest(_ScoringRequest):
     comment: Comment
     context: CommentContext | None = None
-    attributes: Annotated[dict[str, Attribute], BeforeValidator(_check_few)] = Field(
+    attributes: Annotated[dict[str, Attribute], BeforeValidator(few)] = Field(
         alias="requestedAttributes", min_length=1
     )
     languages: Rows[Text] = []
@@ -194,13 +185,10 @@ class ScoringApi:
         entries = [] if request.context is None else request.context.entries
         context = "\n".join(entry.text for entry in entries)
         (scored,) = await self.score([Exchange(context, text)])
-        known = scored.attributes
-        by_name = {
-            name: known[scored_name]
-            for name, scored_name in self._names.items()
-            if scored_name in known
-        }
-        scores = {ATTRIBUTE: scored.value, **by_name}
+        scores = {ATTRIBUTE: scored.value}
+        for name, ours in self._names.items():
+            if ours in scored.attributes:
+                scores[name] = scored.attributes[ours]
         attribute_scores = {}
         for name, attribute in wanted.items():
             if name not in scores:  # the second scorer of a fallback has decided

@@ -156,7 +156,7 @@ class Metrics:
         """Count one completion."""
         if isinstance(answered, Draft):
             self.outcomes.labels("monitored").inc()
-            self.generated.inc(answered.generated_tokens)
+            self.generated.inc(answered.usage.completion_tokens)
             return
         best = answered.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
