@@ -18,8 +18,6 @@ from tide.server import app
 from tide.server.limits import Limits
 from tide.server.policies import Mode
 
-SAID: list[Any] = [{"role": "user", "content": "a second one"}]
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:

@@ -69,8 +69,8 @@ class Command(TyperCommand):
         if not ctx.resilient_parsing:  # not while the shell completes an unfinished command
             parameters: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
             for parameter in parameters:
-                takes_many = parameter.multiple or parameter.is_flag
-                if parameters.count(parameter) > 1 and not takes_many:
+                is_repeated = parameters.count(parameter) > 1
+                if is_repeated and not (parameter.multiple or parameter.is_flag):
                     joined = "; max:A,B joins scorers" if parameter.name == "scorer" else ""
                     name = parameter.opts[0]
                     raise InputError(f"{name}: is given twice and takes one value{joined}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -327,7 +326,6 @@ class Policies:
         # One scorer for each spec, closed when no policy uses it any more.
         self._scorers: WeakValueDictionary[Any, MeasuredScorer] = WeakValueDictionary()
         self._ends: list[finalize[Any, Any]] = []
-        self._reloading = threading.Lock()
         self.table = Table({}, (), {}, {})
         self.table = self._read()
 
@@ -338,12 +336,11 @@ class Policies:
 
     def reload(self) -> None:
         """Read the file again. Raises TideError and keeps the old policies if it is invalid."""
-        with self._reloading:
-            table = self._read()
-            if self.table.keys and not table.keys:
-                raise InputError(f"--policies {self._path}: keys: a reload cannot remove all keys")
-            self._start({*table.policies.values()} - {*self.table.policies.values()})
-            self.table = table
+        table = self._read()
+        if self.table.keys and not table.keys:
+            raise InputError(f"--policies {self._path}: keys: a reload cannot remove all keys")
+        self._start({*table.policies.values()} - {*self.table.policies.values()})
+        self.table = table
 
     def close(self) -> None:
         for end in self._ends:
