@@ -131,18 +131,8 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
             assert read(path) == expected
             assert list(opened(path).records.values()) == expected
             assert file_path.read_bytes() == whole
-
-
-def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    opened(path, record(0))
-    whole = path.read_bytes() + b"\n  \n" + record(1).lines()[0].removesuffix(b"\n")
-    path.write_bytes(whole)
-    assert read(path) == [record(0), record(1)]
-    file = opened(path)
-    assert path.read_bytes() == whole + b"\n"
-    file.add(record(2))
-    assert read(path) == [record(0), record(1), record(2)]
+        file_path.write_bytes(whole + line.removesuffix(b"\n"))
+        assert list(opened(path).records.values()) == expected
 
 
 SCORE = {"id": 0, "number": 0, "judge": "a", "score": 0.5}

@@ -85,8 +85,6 @@ def read_rows(
     """
     kind = ".txt" if str(path) == "-" else kind_of(path)
     if kind not in _READERS:
-        if not path.exists():
-            raise InputError(f"{path}: no such file")
         raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt, plain or .gz")
     rows: list[Row] = []
     first: dict[int | str, str] = {}
@@ -137,8 +135,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     text = value.get("text") if isinstance(value, dict) else value
     if field not in row:
-        has = sanitized(", ".join(row))
-        fix = f"name a field with --field: {has}" if has else "the object is empty"
+        fix = f"name a field with --field: {sanitized(', '.join(row))}"
         fix = "add --chat" if "messages" in row else fix
         raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
@@ -152,8 +149,6 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     reader = csv.DictReader(lines, strict=True)
     try:
         names = reader.fieldnames or []
-        if not names:
-            raise InputError(f"{path}: the first line is empty; it names the columns, as {field!r}")
         if field not in names:
             has = sanitized(", ".join(names))
             raise InputError(f"{path}: no column {field!r}; name a column with --field: {has}")
