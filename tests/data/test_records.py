@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests.evaluation.runs import column
-from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tests.fakes import FakeScorer
+from tests.worlds import PROMPTS, scripted_engine
+from tests.worlds import read as read_toxicity
 from tide.core.errors import InputError
 from tide.data.records import (
     JudgeScore,
@@ -52,7 +53,12 @@ def line_of(row: int, **more: Any) -> dict[str, Any]:
 
 
 def test_record_has_a_line_per_trial() -> None:
-    result = Detoxifier(scripted_engine(), scorer=Halves(), num_trials=2)(PROMPTS[0])
+    def halved(texts: list[str]) -> Attributed:
+        scores = np.array(read_toxicity(texts))
+        return Attributed(scores, {"half": scores / 2})
+
+    scorer = FakeScorer(attributes=("half",), score_attributes=halved)
+    result = Detoxifier(scripted_engine(), scorer=scorer, num_trials=2)(PROMPTS[0])
     for evaluation in result.trace:
         expected = {} if evaluation.empty else {"half": evaluation.toxicity / 2}
         assert evaluation.attributes == pytest.approx(expected)
@@ -70,16 +76,6 @@ def test_record_has_a_line_per_trial() -> None:
         assert row["evaluations"] == len(row["trace"])
         assert row["displacement"] == trial.returned.displacement
         assert row["seconds"] == 1.5
-
-
-class Halves(ReadingScorer):
-    """Has an attribute: half of the score."""
-
-    attributes = ("half",)
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        scores = np.asarray(self.score(texts))
-        return Attributed(scores, {"half": scores / 2})
 
 
 def judged(row_id: int, *scores: tuple[int, float]) -> list[JudgeScore]:

@@ -28,7 +28,7 @@ def script(tmp_path: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def data(script: ModuleType, tmp_path: Path) -> Path:
-    folder = write_data(tmp_path / "data", labelled=400)
+    folder = write_data(tmp_path / "data")
     exchanges = [
         {"context": f"Dummy {i}", "response": f"You said {i}.", "unsafe": i % 2 == 0,
          "category": list(script.CATEGORIES)[i % 5]} for i in range(200)

@@ -1,48 +1,26 @@
-"""The script that trains the sentence scorer, run on a few mild texts with a tiny foundation."""
+"""The texts that the script for the sentence scorer reads, of a few mild ones."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from models.probes import LIMITS
 
-from models import probes
 from tests.pocket.training import training_script, write_data
-from tide.scorers.encoder import SentenceScorer
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[ModuleType]:
-    sentences = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
-    with training_script("train_sentence_scorer", tmp_path / "foundation") as (script, patch):
-        patch.setattr(script, "sentences", lambda insults, seed: sentences)
-        patch.setattr(script, "PIECES", 90)
-        patch.setattr("encoder_training.WARM", 5)
+    with training_script("train_sentence_scorer", tmp_path / "foundation") as (script, _):
         yield script
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return write_data(tmp_path / "data", labelled=1500)
-
-
-@pytest.mark.nightly
-def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    out, second = tmp_path / "0.onnx", tmp_path / "1.onnx"
-    script.main(data, out, rate=1e-2)
-    scorer = SentenceScorer(out)
-    texts = ["You are such an idiot 901.", "A walk to house 901."]
-    toxic, plain = scorer.score(texts)
-    assert toxic > plain
-    assert scorer.shape.scale > 0
-    # A further pass goes on from an earlier one.
-    script.main(data, second, start=[out.with_suffix(".safetensors")], rate=0.0)
-    assert second.read_bytes() == out.read_bytes()
+    return write_data(tmp_path / "data")
 
 
 def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
@@ -75,42 +53,3 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
     assert "a quiet" not in known
     assert "and two three four five six seven eight nine" in known
     assert "one two three four five six seven" not in known
-
-
-@pytest.mark.nightly
-def test_what_measures_is_kept_out(script: ModuleType) -> None:
-    """Neither its words are taught, nor five words of its sentences in a row."""
-    import sentence_development as development
-    import sentence_templates as templates
-
-    texts = [text for seed in range(4) for text, _ in templates.sentences(seed=seed)]
-    taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
-    assert len(taught) > 25_000
-    measured = {*probes._NOUNS, *probes._ADJECTIVES, *probes._OTHERS, *probes._GROUPS} - {"women"}
-    chosen_by = {*development.NOUNS, *development.ADJECTIVES, *development.GROUPS}
-    assert not measured & chosen_by
-    words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
-    assert not [text for text in taught if words.search(text.lower())]
-    slots_of = templates._DATA["slots"]
-    slots = templates._DATA["outsiders"] + slots_of["people"] + slots_of["noun"] + slots_of["adj"]
-    longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
-    fillers = "|".join(map(re.escape, longest_first))
-    filler = re.compile(rf"\b(?:an? )?({fillers})\b", re.IGNORECASE)
-
-    def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
-        """Words in a row, with X for insults and groups; all words of a shorter sentence."""
-        runs_of_words = set()
-        for sentence in sentences:
-            row = script.words_of(filler.sub("X", sentence))
-            last = max(len(row) - length, 0)
-            runs_of_words |= {tuple(row[i : i + length]) for i in range(last + 1)}
-        return runs_of_words
-
-    trivial = {"plain insults", "leetspeak", "asterisks", "letters apart"}
-    of_probes = runs(s for limit in LIMITS if limit.name not in trivial for s in limit.sentences)
-    of_development = runs(s for limit in development.SETS for s in limit.sentences)
-    assert not (of_probes | of_development) & runs(taught)
-    assert not of_probes & of_development
-    texts_found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
-    labelled = script.Rows(texts_found, 5 * [1.0, 1.0, 1.0, 0.0])
-    assert script.found_insults(labelled) == ["dolt"]

@@ -61,12 +61,12 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_bytes(gzip.compress(lines.encode(), 1))
 
 
-def write_data(folder: Path, labelled: int) -> Path:
-    """The data of both scripts; of the labelled texts, so many of each kind."""
+def write_data(folder: Path) -> Path:
+    """The data of both scripts."""
     texts = [
         {"text": f"{start} {i}, he said.", "toxicity": label, "source": "jigsaw"}
         for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
-        for i in range(labelled)
+        for i in range(400)
     ]
     write_rows(folder / "labelled/toxicity.jsonl.gz", texts)
     pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
