@@ -229,8 +229,8 @@ def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row
             fluency = summary.fluency[reference]
             of_all = further.get(name or "") if reference == FOR_ALL else None
             at = theirs.get("perplexity") if reference == FAMILY.get(model) else of_all
-            mean = None if fluency.mean is None else fluency.mean.value
-            cells += [mean, *beside(of_20_tokens(run, reference), at), fluency.median]
+            mean, median = (fluency[name].value if fluency else None for name in ("mean", "median"))
+            cells += [mean, *beside(of_20_tokens(run, reference), at), median]
         table.append(cells)
     head = ["method"]
     for metric in (*METRICS, "K-bar"):

@@ -51,18 +51,6 @@ class Share(Estimate):
 
 
 @dataclass(frozen=True)
-class Perplexity:
-    """Perplexity by one reference model: mean and median over completions.
-
-    unmeasured: number of prompts with completions that were not measured yet.
-    """
-
-    mean: Estimate | None
-    median: float | None
-    unmeasured: int
-
-
-@dataclass(frozen=True)
 class Summary:
     """The metrics of one run. A value that a run did not record is absent, never zero.
 
@@ -72,9 +60,10 @@ class Summary:
     `changed` (with the unmodified model's run): share of the unmodified model's completions called
     harmless by this source that the method changed or withheld.
 
-    unscored: by source, the number of prompts without scores, which its averages leave out.
+    fluency: by reference model, `mean` and `median` perplexity of completions.
+    unscored: by source or reference model, the number of prompts that lack scores. Averages by a
+    source leave these prompts out, averages by a reference model their completions without a score.
     missing: number of prompts without a record, since they failed or the run was stopped.
-    fluency: perplexity by reference model.
 
     averages: over completions, `iterations` (the paper's K-bar; the prompt itself is 1),
     `num_tokens`, `empty` and `degenerate` (`core.text.is_degenerate`); over prompts,
@@ -89,13 +78,13 @@ class Summary:
     toxicity: dict[str, dict[str, Estimate]]
     unscored: dict[str, int]
     missing: int
-    fluency: dict[str, Perplexity]
+    fluency: dict[str, dict[str, Estimate]]
     averages: dict[str, Estimate]
 
     @property
     def perplexity(self) -> Estimate | None:
         """The mean perplexity under the first reference model."""
-        return next((fluency.mean for fluency in self.fluency.values()), None)
+        return next((fluency.get("mean") for fluency in self.fluency.values()), None)
 
 
 class _Averages:
@@ -142,8 +131,13 @@ def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
     _add_text(averages, trials)
     _add_costs(averages, trials, run.scorer)
     for reference in run.references:
-        averages.over_completions((reference, "perplexity"), trials[f"perplexity {reference}"])
+        unscored[reference] = _add_perplexity(averages, trials, reference)
     estimates = averages.estimates()
+    fluency = {reference: _of(estimates, reference) for reference in run.references}
+    for reference, of_completions in fluency.items():
+        if of_completions:
+            median = trials[f"perplexity {reference}"].median()
+            of_completions["median"] = Estimate(float(median))
     return Summary(
         method=run.name,
         prompts=len(records),
@@ -151,7 +145,7 @@ def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
         toxicity={source: _of(estimates, source) for source in run.sources},
         unscored=unscored,
         missing=max(0, (run.config.get("num_prompts") or 0) - len(records)),
-        fluency={name: _perplexity(estimates, trials, name) for name in run.references},
+        fluency=fluency,
         averages={name[0]: value for name, value in estimates.items() if len(name) == 1},
     )
 
@@ -227,16 +221,10 @@ def _add_costs(averages: _Averages, trials: DataFrame, scorer: str) -> None:
     averages.over_prompts(("refused",), refused.astype(float))
 
 
-def _perplexity(
-    estimates: Mapping[Name, Estimate], trials: DataFrame, reference: str
-) -> Perplexity:
-    perplexities = trials[f"perplexity {reference}"]
-    is_measured = trials[f"tokens {reference}"].notna()
-    return Perplexity(
-        mean=estimates.get((reference, "perplexity")),
-        median=float(perplexities.median()) if perplexities.count() else None,
-        unmeasured=int(trials.index[~is_measured].nunique()),
-    )
+def _add_perplexity(averages: _Averages, trials: DataFrame, reference: str) -> int:
+    """Add the mean perplexity; returns the number of prompts that are not wholly measured."""
+    averages.over_completions((reference, "mean"), trials[f"perplexity {reference}"])
+    return int(trials.index[trials[f"tokens {reference}"].isna()].nunique())
 
 
 def as_share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:

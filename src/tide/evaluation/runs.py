@@ -390,7 +390,8 @@ def _of_scorers(run: Run, trial: TrialRecord) -> dict[str, Any]:
         nll = None if likelihood is None else likelihood.nll
         perplexity = math.nan if nll is None else math.exp(min(nll, _LARGEST_NLL))
         row[f"perplexity {reference}"] = perplexity
-        row[f"tokens {reference}"] = math.nan if likelihood is None else likelihood.num_tokens
+        tokens = math.nan if likelihood is None else float(likelihood.num_tokens)
+        row[f"tokens {reference}"] = tokens
     return row
 
 

@@ -198,11 +198,11 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
     notes = [f"{_OF_MEANS}; {_OF_SHARES}", *_trials_notes(summaries), *empty_notes(summaries)]
     if "@" in source:
         notes.append("after @: the version of the scorer")
-    return _table(name, title, summaries, columns, notes + _left_out(summaries, source))
+    return _table(name, title, summaries, columns, notes + _left_out(summaries, [source]))
 
 
-def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
-    """Return notes on prompts and completions that are not in the averages."""
+def _left_out(summaries: Sequence[Summary], sources: Sequence[str]) -> list[str]:
+    """Return notes on prompts and completions that are not in the averages by `sources`."""
     notes = []
     for summary in summaries:
         if summary.missing:
@@ -210,11 +210,12 @@ def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
                 f"{summary.method}: {summary.missing} prompts have no complete record (they "
                 "failed, or the run was stopped) and are left out"
             )
-        if missing := summary.unscored.get(source, 0):
-            notes.append(
-                f"{summary.method}: {missing} of {summary.prompts} prompts are not scored yet and "
-                "left out"
-            )
+        for source in sources:
+            if count := summary.unscored.get(source, 0):
+                notes.append(
+                    f"{summary.method}: {count} of {summary.prompts} prompts lack scores by "
+                    f"{source}; what lacks them is left out"
+                )
     return notes
 
 
@@ -254,17 +255,12 @@ def text_table(summaries: Sequence[Summary]) -> Table:
         heading = f"ppl {number}" if len(references) > 1 else "ppl"
         notes.append(f"{heading}: perplexity by {Path(reference).name}")
         key = f"perplexity {reference}"
-        fluency = [summary.fluency.get(reference) for summary in summaries]
+        fluency = [summary.fluency.get(reference, {}) for summary in summaries]
         mean = Column(heading, 2, key=key, says="mean perplexity")
-        columns[mean] = [result.mean if result else None for result in fluency]
+        columns[mean] = [result.get("mean") for result in fluency]
         median = Column("median", 2, key=f"{key} median", says="median perplexity")
-        columns[median] = [result.median if result else None for result in fluency]
-        for summary, result in zip(summaries, fluency, strict=True):
-            if result and result.unmeasured:
-                notes.append(
-                    f"{summary.method}: perplexity by {reference} is not measured yet for "
-                    f"{result.unmeasured} prompts"
-                )
+        columns[median] = [result.get("median") for result in fluency]
+    notes += _left_out(summaries, references)
     columns |= _averages(summaries, _TEXT)
     title = "text: perplexity, distinct words, length, empty and degenerate completions"
     return _table("text", title, summaries, columns, notes + empty_notes(summaries))
