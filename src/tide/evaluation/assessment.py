@@ -36,7 +36,6 @@ class Agreement:
     """
 
     texts: int
-    toxic: float
     auc: float
     accuracy: float
     correlation: float
@@ -54,7 +53,6 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
     gaps = pd.Series(scores - targets).groupby(bins).sum().abs()
     return Agreement(
         texts=len(scores),
-        toxic=float(toxic.mean()),
         auc=math.nan if one_class else float(roc_auc_score(toxic, scores)),
         accuracy=float(((scores >= 0.5) == toxic).mean()),
         correlation=float(pd.Series(scores).corr(pd.Series(targets))),
