@@ -7,12 +7,10 @@ reference is a larger model of the same family, or one model for all evaluated m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tide.core.errors import InputError, ScorerError, TideError
 from tide.data.records import (
@@ -181,8 +179,6 @@ REFERENCES = {
 }
 # The paper's single reference for all models, which makes their perplexities comparable.
 _GLOBAL = "Qwen/Qwen3-14B"
-# Number of completions measured at a time, sorted by length.
-_CHUNK = 512
 
 
 def reference_named(name: str, model: str) -> str | None:
@@ -216,10 +212,6 @@ class Reference:
         The seventh digit may depend on the lengths in the batch, which decide the summation order.
         Raises InputError if a prompt and its completion exceed the model's context.
         """
-        parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
-        return [likelihood for part in parts for likelihood in self._measure(part)]
-
-    def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Likelihood]:
         prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
         joint = self._engine.tokenize([prompt + completion for prompt, completion in pairs])
         texts = [completion for _, completion in pairs]
@@ -229,23 +221,23 @@ class Reference:
             for text, prompt, whole, alone in zip(texts, prompts, joint, apart, strict=True)
         ]
         limit = self._engine.context_length
-        for prompt, completion in zip(prompts, completions, strict=True):
+        ids = list(zip(prompts, completions, strict=True))
+        for prompt, completion in ids:
             if limit is not None and len(prompt) + len(completion) > limit:
                 raise InputError(
                     f"reference {self.name}: a prompt of {len(prompt)} tokens and its completion "
                     f"of {len(completion)} exceed the context of {limit} tokens; "
                     "choose another reference with --reference"
                 )
-        rows = [i for i, ids in enumerate(completions) if ids]
-        values = np.full(len(pairs), np.nan)
-        if rows:
-            wanted = [(prompts[i], completions[i]) for i in rows]
-            likelihoods = self._engine.portal.run(self._engine.log_likelihoods, wanted)
-            values[rows] = [-likelihood for likelihood in likelihoods]
-        for value, ids in zip(values.tolist(), completions, strict=True):
+        with_tokens = [(prompt, completion) for prompt, completion in ids if completion]
+        measured = iter(self._engine.portal.run(self._engine.log_likelihoods, with_tokens))
+        likelihoods = []
+        for completion in completions:
+            value = -next(measured) if completion else math.nan
             # A rounding error may push the probability of a token above 1.
             nll = max(value, 0.0) if math.isfinite(value) else None
-            yield Likelihood(nll=nll, num_tokens=len(ids))
+            likelihoods.append(Likelihood(nll=nll, num_tokens=len(completion)))
+        return likelihoods
 
     def close(self) -> None:
         self._engine.close()
