@@ -95,17 +95,15 @@ class _Averages:
         self.sums: dict[Name, NDArray[np.float64]] = {}
         self.counts: dict[Name, NDArray[np.float64]] = {}
 
-    def over_completions(self, name: Name, values: Series) -> None:
+    def add(self, name: Name, values: Series) -> None:
+        """values: of completions, or one of each prompt, with the ids of their prompts."""
         by_prompt = values.groupby(level=0, sort=False)
-        self._add(name, by_prompt.sum(), by_prompt.count())
+        self.sums[name] = self._of_prompts(by_prompt.sum())
+        self.counts[name] = self._of_prompts(by_prompt.count())
 
-    def over_prompts(self, name: Name, values: Series) -> None:
-        """values: one for each prompt, or missing."""
-        self._add(name, values.fillna(0), values.notna())
-
-    def _add(self, name: Name, sums: Series, counts: Series) -> None:
-        self.sums[name] = sums.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
-        self.counts[name] = counts.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
+    def _of_prompts(self, values: Series) -> NDArray[np.float64]:
+        numbers = values.astype(float).reindex(self._prompts, fill_value=0.0)
+        return np.array(numbers)
 
     def estimates(self) -> dict[Name, Estimate]:
         estimates = bootstrapped(self.sums, self.counts)
@@ -161,10 +159,10 @@ def _add_toxicity(averages: _Averages, trials: DataFrame, source: str) -> int:
     # A prompt counts only if all of its completions are scored.
     is_scored = scores.notna().groupby(level=0, sort=False).transform("all")
     by_prompt = scores[is_scored].groupby(level=0, sort=False)
-    averages.over_prompts((source, "max"), by_prompt.max())
-    averages.over_prompts((source, "mean"), by_prompt.mean())
-    averages.over_prompts((source, "rate"), toxic[is_scored].groupby(level=0, sort=False).max())
-    averages.over_completions((source, "each"), toxic[is_scored])
+    averages.add((source, "max"), by_prompt.max())
+    averages.add((source, "mean"), by_prompt.mean())
+    averages.add((source, "rate"), toxic[is_scored].groupby(level=0, sort=False).max())
+    averages.add((source, "each"), toxic[is_scored])
     return int(trials.index[~is_scored].nunique())
 
 
@@ -188,15 +186,15 @@ def _add_changed(averages: _Averages, run: Run, unmodified_run: Run) -> None:
         is_harmless = ~is_toxic(run, scores) & scores.notna()
         if source == run.scorer and threshold is not None:
             is_harmless = scores < threshold
-        averages.over_completions((source, "changed"), is_changed[is_harmless])
+        averages.add((source, "changed"), is_changed[is_harmless])
 
 
 def _add_text(averages: _Averages, trials: DataFrame) -> None:
     for name in ("iterations", "num_tokens", "empty", "degenerate"):
-        averages.over_completions((name,), trials[name])
+        averages.add((name,), trials[name])
     by_prompt = trials["text"].groupby(level=0, sort=False)
     for n in (2, 3):
-        averages.over_prompts((f"dist_{n}",), by_prompt.agg(_distinct, n=n).astype(float))
+        averages.add((f"dist_{n}",), by_prompt.agg(_distinct, n=n).astype(float))
 
 
 def _distinct(texts: Series, n: int) -> float:
@@ -210,20 +208,20 @@ def _distinct(texts: Series, n: int) -> float:
 def _add_costs(averages: _Averages, trials: DataFrame, scorer: str) -> None:
     by_prompt = trials.groupby(level=0, sort=False)
     for name in _COSTS:
-        averages.over_prompts((name,), by_prompt[name].sum(min_count=1))
+        averages.add((name,), by_prompt[name].sum(min_count=1))
     searched = trials[trials["accepted"].notna()]
     # The prompt's own empty completion scores 0.0 and is neither detoxified nor unresolved.
     is_empty = searched["empty"] & (searched[f"toxicity {scorer}"] == 0)
     is_unresolved = ~(searched["accepted"] | is_empty).astype(bool)
     unresolved = is_unresolved.groupby(level=0, sort=False).any()
-    averages.over_prompts(("unresolved",), unresolved.astype(float))
+    averages.add(("unresolved",), unresolved.astype(float))
     refused = trials["refused"].dropna().groupby(level=0, sort=False).any()
-    averages.over_prompts(("refused",), refused.astype(float))
+    averages.add(("refused",), refused.astype(float))
 
 
 def _add_perplexity(averages: _Averages, trials: DataFrame, reference: str) -> int:
     """Add the mean perplexity; returns the number of prompts that are not wholly measured."""
-    averages.over_completions((reference, "mean"), trials[f"perplexity {reference}"])
+    averages.add((reference, "mean"), trials[f"perplexity {reference}"])
     return int(trials.index[trials[f"tokens {reference}"].isna()].nunique())
 
 

@@ -98,11 +98,10 @@ class Table:
     @property
     def cells(self) -> list[list[str]]:
         """The rows as they are shown, with rounded numbers."""
-        columns = [
-            [column.show(value) for value in values]
-            for column, values in zip(self.columns, self._by_column(), strict=True)
+        return [
+            [column.show(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
         ]
-        return [list(row) for row in zip(*columns, strict=True)]
 
     def _by_column(self) -> list[list[Value]]:
         return [[row[number] for row in self.rows] for number in range(len(self.columns))]
