@@ -169,8 +169,12 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
     for where, line in read_lines(path):
         if not line.strip():
             continue
-        if (row := (parse_or_cut if drop_cut else parse_object)(line, where)) is None:
-            return
+        try:
+            row = parse_object(line, where)
+        except InputError:
+            if drop_cut and not line.endswith(b"\n"):
+                return
+            raise
         yield where, row
 
 
@@ -187,16 +191,6 @@ def parse_object(content: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise InputError(f"{where}: not a JSON object")
     return row
-
-
-def parse_or_cut(line: bytes, where: str) -> dict[str, Any] | None:
-    """Like `parse_object`; None for a line that was cut before its end, as by a killed process."""
-    try:
-        return parse_object(line, where)
-    except InputError:
-        if line.endswith(b"\n"):
-            raise
-        return None
 
 
 def parsed(model: type[_Model], values: dict[str, Any], where: str) -> _Model:
