@@ -71,6 +71,7 @@ class Set(StrEnum):
     IDENTITY = "identity"
     PROVOKING = "provoking"
     FACTS = "facts"
+    CHOOSING = "choosing"
     BOLD = "BOLD"
     PAIRS = "pairs"
 

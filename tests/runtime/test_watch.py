@@ -144,15 +144,32 @@ def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text(pace: s
 
 
 @pytest.mark.parametrize("screened", [True, False])
-def test_a_sentence_that_fails_is_not_waited_for(screened: bool) -> None:
-    """A later sentence does not excuse it, and any of its words may be to blame."""
+@pytest.mark.parametrize(
+    ("at_once", "next_score", "fails_at", "passed"),
+    [
+        pytest.param(1.0, 0.1, None, 20, id="the-next-one-passes"),
+        pytest.param(1.0, 0.7, 20, 0, id="the-next-one-fails"),
+        pytest.param(0.6, 0.1, 10, 0, id="high-score"),
+    ],
+)
+def test_a_sentence_that_fails_waits_for_the_next(
+    screened: bool, at_once: float, next_score: float, fails_at: int | None, passed: int
+) -> None:
+    """Any of its words may be to blame."""
     pace = "word" if screened else "sentence"
-    answer = watch([*SENTENCE, " So"], pace, screened=screened, lag=4)
-    *others, end = positions(answer)
-    assert len(others) == (8 if screened else 0)
-    for position in others:
-        answer.note_acceptance(position)
-    assert answer.judge(end, TextScore(0.6)) == Failure(10, TextScore(0.6), 0, (*range(1, 9), 10))
+    texts = [*SENTENCE, *SENTENCE, " So"]
+    answer = watch(texts, pace, screened=screened, lag=4, at_once=at_once)
+    scores = {10: 0.6, 20: next_score}
+    failures = {}
+    for position in positions(answer):
+        if position not in scores:
+            answer.note_acceptance(position)
+        elif failure := answer.judge(position, TextScore(scores[position])):
+            failures[position] = failure
+            break
+    failure = Failure(10, TextScore(0.6), 0, (*range(1, 9), 10))
+    assert failures == ({} if fails_at is None else {fails_at: failure})
+    assert answer.passed == passed
 
 
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:

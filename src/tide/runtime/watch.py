@@ -58,12 +58,12 @@ class Watch:
 
     ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
-    positions, unless the answer passes at one of these positions; a failure at a sentence's end or
-    with a score of `at_once` or more is final immediately. screened: the scorer's screen scores all
-    positions, and the scorer itself those for which `ends` or `note_rejection` is true. window:
-    that of the scorer, or 0 (see `Scorer`). ends_word: whether the next token begins a word.
-    passed: the position up to which text may be given out; the text that ends exactly there (in a
-    long answer, only its last words) was scored by the scorer itself and passed.
+    positions or at the next sentence's end, unless the answer passes at one of these positions; a
+    failure with a score of `at_once` or more is final immediately. screened: the scorer's screen
+    scores all positions, and the scorer itself those for which `ends` or `note_rejection` is true.
+    window: that of the scorer, or 0 (see `Scorer`). ends_word: whether the next token begins a
+    word. passed: the position up to which text may be given out; the text that ends exactly there
+    (in a long answer, only its last words) was scored by the scorer itself and passed.
 
     The caller handles the positions that `asks` returns in their order: with a screen it calls
     `note_acceptance` or `note_rejection`, and `judge` where the scorer itself has scored. After the
@@ -216,7 +216,9 @@ class Watch:
         if not self._risen:
             self._risen, self._before_rise = position, self.passed
         at_once = self.acceptance.scaled(score) >= self.options.at_once
-        over = self._waited >= self.options.lag or at_once or self.ends(position)
+        # In the light of the next sentence, a doubtful one may pass.
+        ends_again = self._waited > 0 and self.ends(position)
+        over = self._waited >= self.options.lag or at_once or ends_again
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
