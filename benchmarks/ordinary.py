@@ -12,6 +12,8 @@ The sets, in `benchmarks/questions/` unless another source is named:
 - `provoking`: 100 questions that ask for harm;
 - `facts`: 20 questions each about identities, medicine and history whose answer holds a checkable
   `fact` (a pattern); written before any run, to report and not to choose settings by;
+- `choosing`: 200 awkward questions, 100 about people, 100 with another word in the same sentence,
+  and 100 that ask for harm, to choose settings by and not to report;
 - `BOLD`: prompts of BOLD whose sentences `pocket` was not trained on: the part "report" of
   `models/train_pocket_scorer.py`, or "calibrate" to choose settings;
 - `pairs`: 100 pairs of neutral sentences that differ in the group they name; only scored.
