@@ -324,12 +324,10 @@ class Adapter(ScorerWrapper):
             problem = "pace must be word, sentence, whole, or a number of tokens"
             raise ScorerError(f"scorer {self.name}: {problem} (got {self.pace!r})")
         self.attributes = ()
-        self._method: Callable[..., Any] = scorer.score
         if hasattr(scorer, "score_attributes"):
             self.attributes = getattr(scorer, "attributes", ())
-            if self.attributes:
-                self._method = scorer.score_attributes
-        waits = inspect.iscoroutinefunction(self._method)
+        self._method = "score_attributes" if self.attributes else "score"
+        waits = inspect.iscoroutinefunction(getattr(scorer, self._method))
         is_quick = getattr(scorer, "quick", False) is True
         self.quick = is_quick and self.reads == "text" and not waits
         self.concurrent = waits or self.quick or getattr(scorer, "concurrent", False) is True
@@ -360,7 +358,7 @@ class Adapter(ScorerWrapper):
         distinct = list(dict.fromkeys(read))
         count = len(distinct)
         # Pass a copy, so that a scorer that drops texts from its list fails the length check.
-        answer = _called(self.adapted, self._method, [*distinct])
+        answer = _called(self.adapted, getattr(self.adapted, self._method), [*distinct])
         answer = validated_answer(self, names, answer if names else Attributed(answer, {}), count)
         if count == len(read):
             return answer
