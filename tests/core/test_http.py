@@ -204,7 +204,7 @@ def test_events_do_not_depend_on_chunks(lines: list[str], end: str, data: st.Dat
     parser = http.EventParser()
     events = [event for chunk in chunks for event in parser.add(chunk)]
     events += parser.end()
-    assert events == values  # each value is complete JSON, so an event of its own
+    assert events == values
 
 
 def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

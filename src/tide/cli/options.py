@@ -16,9 +16,9 @@ from typer.core import TyperCommand
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
-from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
+from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, DEFAULT_STRATEGY, Sampling, Settings
 from tide.data.texts import Row, read_rows
-from tide.detoxifier.presets import DEFAULT, PRESETS
+from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import WRAPPERS, parse, split_specs
 from tide.scorers import DEFAULT_SCORER
@@ -141,8 +141,8 @@ Preset = Annotated[
     str,
     option(
         "Search",
-        f"Initial settings: auto ({DEFAULT}; for another strategy the preset with the model's "
-        f"name, else relative), {_PRESETS}.",
+        f"Initial settings: auto ({DEFAULT_STRATEGY}; for another strategy the preset with the "
+        f"model's name, else relative), {_PRESETS}.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.")]

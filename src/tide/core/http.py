@@ -14,7 +14,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -319,63 +319,37 @@ class _Patience:
 
 
 class EventParser:
-    """Cuts a stream of server-sent events into the data of each event.
+    """Cuts a stream of server-sent events into the values of its `data` lines.
 
-    Lines end with LF or CRLF. Empty `data` lines and all other fields are ignored. An event ends at
-    an empty line, or at the next `data` line if the first one is already complete JSON.
+    Each value is an event, as servers of models write its JSON on one line. Lines end with LF or
+    CRLF. Empty `data` lines and all other fields are ignored.
     """
 
     def __init__(self) -> None:
         self._rest = bytearray()  # the line that is not complete yet
-        self._data: list[bytes] = []  # the `data` lines of the event
-        self._events: list[bytes] = []  # that are complete
 
     def add(self, chunk: bytes) -> list[bytes]:
-        """Return the data of the events that end in the next chunk of the stream."""
+        """Return the events that end in the next chunk of the stream."""
         if b"\n" not in chunk:
             self._rest += chunk  # a long line is split once, not at each of its chunks
             return []
         *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
         self._rest = bytearray(rest)
-        for line in lines:
-            self._add_line(line)
-        return self._taken()
+        return _data_of(lines)
 
     def end(self) -> list[bytes]:
         """End the stream; some servers leave out the last line end."""
-        self._add_line(bytes(self._rest))
-        self._end_event()
-        return self._taken()
+        return _data_of([bytes(self._rest)])
 
-    def _taken(self) -> list[bytes]:
-        events, self._events = self._events, []
-        return events
 
-    def _add_line(self, line: bytes) -> None:
-        line = line.rstrip(b"\r")
-        if not line:
-            self._end_event()
-            return
+def _data_of(lines: Iterable[bytes]) -> list[bytes]:
+    values = []
+    for line in lines:
         field, _, value = line.partition(b":")
         value = value.strip()
-        if field != b"data" or not value:
-            return
-        if len(self._data) == 1 and _is_json(self._data[0]):
-            self._end_event()
-        self._data.append(value)
-
-    def _end_event(self) -> None:
-        if self._data:
-            self._events.append(b"\n".join(self._data))
-            self._data = []
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        from_json(data)
-    except ValueError:
-        return False
-    return True
+        if field == b"data" and value:
+            values.append(value)
+    return values
 
 
 async def read_reply(response: httpx.Response, limit: int) -> Reply:

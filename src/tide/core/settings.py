@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, TypedDict
@@ -183,6 +182,7 @@ class Settings(Sampling):
     )
     perturb: str = Field(
         default="content",
+        pattern=r"^(content|user|all|last:[1-9]\d{0,8})$",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
         "of a chat, the last user message), last:K (the last K tokens of content), user (all "
         "messages of users), or all.",
@@ -272,14 +272,6 @@ class Settings(Sampling):
             if name != DEFAULT and name not in self.thresholds:
                 raise ValueError(f"on_fail: {name} has no limit; add thresholds: {name}=0.1")
         return self
-
-    @field_validator("perturb")
-    @classmethod
-    def _which_rows(cls, value: str) -> str:
-        last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
-        if last is None and value not in ("content", "user", "all"):
-            raise ValueError("expected content, user, all, or last:K with K tokens, as in last:8")
-        return value if last is None else f"last:{last[1]}"
 
     @model_validator(mode="before")
     @classmethod

@@ -39,9 +39,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "relative": {"strategy": "tide"},
 }
 
-# The default preset of Python, command line and server.
-DEFAULT = DEFAULT_STRATEGY
-
 
 def preset_for(model: str) -> str:
     """Return the preset of a model id or folder by its name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
@@ -58,15 +55,15 @@ def preset_for(model: str) -> str:
 def preset_name(preset: str, model: str, strategy: str | type | None = None) -> str:
     """Return the preset that "auto" stands for; return any other name unchanged.
 
-    "auto" stands for the default preset. If `strategy` differs from the strategy of the default
-    preset, "auto" stands for the preset of the model, which sets the scales of a search.
+    "auto" stands for the preset of the default strategy, which has its name. If `strategy` differs,
+    "auto" stands for the preset of the model, which sets the scales of a search.
     """
     if preset != "auto":
         return preset
     if strategy is None:
-        return DEFAULT
-    is_default = isinstance(strategy, str) and strategy.partition(":")[0] == DEFAULT
-    return DEFAULT if is_default else preset_for(model)
+        return DEFAULT_STRATEGY
+    is_default = isinstance(strategy, str) and strategy.partition(":")[0] == DEFAULT_STRATEGY
+    return DEFAULT_STRATEGY if is_default else preset_for(model)
 
 
 def preset_values(preset: str, model: str, strategy: str | type | None = None) -> dict[str, Any]:

@@ -347,12 +347,11 @@ def _usage_between(events: Events) -> Iterator[bytes]:
 
 
 def _odd_lines(events: Events) -> Iterator[bytes]:
-    """A byte order mark, other fields, comments, empty data, and data in several lines."""
+    """A byte order mark, other fields, comments, and empty data."""
     text = "\ufeff"
     for event in events:
-        lines = json.dumps(event, indent=1).splitlines()
         text += 'event: ping\ndata: {"type": "ping"}\n\n: working\n\nid: 3\ndata:\n\n'
-        text += "".join(f"data: {line}\n" for line in lines) + "\n"
+        text += f"data: {json.dumps(event)}\n\n"
     content = text.replace("\n", "\r\n").encode() + b"data: [DONE]"
     for start in range(0, len(content), 50):
         yield content[start : start + 50]
