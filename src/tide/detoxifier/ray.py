@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import tide.core.errors
 from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError, TideError, first_line, require
 from tide.core.results import Result
@@ -52,14 +51,10 @@ def map_prompts(
     data.DataContext.get_current().enable_progress_bars = False
     if not prompts:
         return
-    rows = []
-    for number, prompt in enumerate(prompts):
-        is_chat = isinstance(prompt, Chat)
-        text = prompt.model_dump_json() if isinstance(prompt, Chat) else prompt
-        rows.append({"number": number, "prompt": text, "chat": is_chat})
+    rows = [{"number": number} for number in range(len(prompts))]
     done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
         _Worker,
-        fn_constructor_args=(create,),
+        fn_constructor_args=(create, prompts),
         batch_size=batch,
         compute=data.ActorPoolStrategy(size=actors),
         num_cpus=1,
@@ -67,10 +62,9 @@ def map_prompts(
     )
     try:
         for row in done.iter_rows():
-            result = _unpacked(row)
-            if isinstance(result, TideError) and row["number"] == _ALL:
-                raise result
-            yield int(row["number"]), result
+            if row["number"] == _ALL:
+                raise row["result"]
+            yield row["number"], row["result"]
     except ray.exceptions.RayError as error:
         raise EngineError(f"the cluster failed: {first_line(error)}") from error
 
@@ -81,40 +75,26 @@ class _Worker:
     TIDE's errors are returned as rows, because Ray would turn an exception into a traceback.
     """
 
-    def __init__(self, create: Callable[[], Detoxifier]) -> None:
-        self._create = create
+    def __init__(self, create: Callable[[], Detoxifier], prompts: Sequence[str | Chat]) -> None:
+        self._create, self._prompts = create, prompts
 
     @cached_property
     def _detoxifier(self) -> Detoxifier:
         return self._create()
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Complete a batch of prompts; return columns with the number, text and kind of each.
-
-        The text is a result in JSON (kind: "") or an error message (kind: the error's class).
-        """
-        prompts = [
-            Chat.model_validate_json(str(text)) if is_chat else str(text)
-            for text, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
-        ]
-        done: list[tuple[int, str, str]] = []
+        """Complete the prompts of these numbers; return the number and the result of each."""
+        numbers = rows["number"].tolist()
+        prompts = [self._prompts[number] for number in numbers]
+        ended: list[int] = []
+        results: list[Result | TideError] = []
         try:
-            for i, result in outcomes(self._detoxifier, prompts, ordered=False):
-                failed = isinstance(result, TideError)
-                text = str(result) if isinstance(result, TideError) else result.model_dump_json()
-                done.append((int(rows["number"][i]), text, type(result).__name__ * failed))
+            for index, result in outcomes(self._detoxifier, prompts, ordered=False):
+                ended.append(numbers[index])
+                results.append(result)
         except TideError as error:
-            done = [(_ALL, str(error), type(error).__name__)]
-        columns = zip(("number", "text", "kind"), zip(*done, strict=True), strict=True)
-        return {name: np.array(column) for name, column in columns}
-
-
-def _unpacked(row: dict[str, Any]) -> Result | TideError:
-    if not row["kind"]:
-        return Result.model_validate_json(row["text"])
-    kind = getattr(tide.core.errors, row["kind"], TideError)
-    error: TideError = kind(row["text"])
-    return error
+            ended, results = [_ALL], [error]
+        return {"number": np.array(ended), "result": np.array(results, dtype=object)}
 
 
 def _connect(ray: Any, cluster: str) -> None:
