@@ -33,16 +33,15 @@ from tide.core.sanitize import half_character
 from tide.core.settings import COLDEST
 from tide.server.answers import Refused
 
-_UNSCORED = "would expose or accept unscored text"
 # Parameters that are refused, and why.
+_UNSCORED = "would expose or accept unscored text"
+_EXPOSING = ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 _REFUSED = {
-    **dict.fromkeys(
-        ("chat_template", "echo", "logprobs", "prompt_embeds", "prompt_logprobs"), _UNSCORED
-    ),
+    **dict.fromkeys(_EXPOSING, _UNSCORED),
     "functions": "use tools instead",  # a server calls them in a field that is not read
 }
 # In `chat_template_kwargs`, by which llama.cpp replaces the checked messages.
-_REFUSED_IN_TEMPLATE = {**_REFUSED, "messages": _UNSCORED}
+_REFUSED_IN_TEMPLATE = dict.fromkeys((*_EXPOSING, "messages"), _UNSCORED)
 _MOST_NESTED, _MOST_NAMES = 64, 100
 
 
