@@ -112,11 +112,6 @@ class Refused(Exception):
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
         return cls(500, "an internal error; see the server's log", "server_error", code="internal")
 
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the body that are not blank."""
-        return [text for text in self.body.values() if isinstance(text, str) and text.strip()]
-
     def ending(self) -> str:
         """Return the end of a stream of OpenAI's completions that fails after it has begun."""
         return event({"error": self.body}) + DONE

@@ -235,8 +235,10 @@ class Serving:
             prompts: list[str] | list[Chat] = [request.chat(forms)]
         else:
             assert isinstance(request, CompletionRequest)
-            if policy.mode == "enforce":
-                _check_no_form(forms or {})
+            if policy.mode == "enforce" and forms:
+                name = next(iter(forms))
+                message = f"{name}: strings of JSON are scored in chats; ask /v1/chat/completions"
+                raise Refused(400, message, param=name)
             prompts = request.prompt
         count = len(prompts) * request.n
         if count > limits.max_choices:
@@ -392,13 +394,6 @@ class Serving:
         self.metrics.under_way.set(self._under_way)
 
 
-def _check_no_form(forms: Iterable[str]) -> None:
-    """Refuse to complete a prompt by JSON, whose strings are only scored in answers to chats."""
-    for name in forms:
-        message = f"{name}: strings of JSON are scored in chats; ask /v1/chat/completions"
-        raise Refused(400, message, param=name)
-
-
 async def _answer(number: int, call: Call, in_pieces: bool, put: _Put) -> None:
     """Put the pieces of a call's text if `in_pieces`, and then its result, draft or error.
 
@@ -425,8 +420,9 @@ async def _without_unscored(error: Exception, call: Call) -> Exception:
     if reply is None or call.policy.mode == "monitor":
         return error
     refused = Refused.by_server(reply)
+    texts = [text for text in refused.body.values() if isinstance(text, str) and text.strip()]
     with anyio.move_on_after(_SECONDS_FOR_AN_ERROR):
-        if await _passes(refused.texts, call):
+        if await _passes(texts, call):
             return error
     message = f"the server failed (HTTP {reply.status}); its message was withheld"
     withheld = Refused(refused.status, message, "server_error", code="withheld", again=True)
