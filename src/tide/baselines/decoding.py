@@ -132,23 +132,21 @@ class DecodingBaseline:
         the updates named `part` are added to it.
         """
         if part not in self._fitted_models:
-            self._fitted_models[part] = self._fitted_model(part, strength)
+            info = self.artefact.info
+            name = info.get("auxiliary")
+            model = load_sibling(self.engine, name or self.engine.name)
+            if name and fingerprint(model) != info.get("auxiliary_fingerprint"):
+                problem = f"was fitted on another version of {name!r}"
+                raise InputError(f"baseline {self.kind}: {problem}")
+            model = merge_updates(model, self.artefact.under(part), strength)
+            self.add_head(model)
+            speed_up(model.requires_grad_(False))
+            self._fitted_models[part] = model
         return self.reader(self._fitted_models[part], **options)
 
     @cached_property
     def _fitted_models(self) -> dict[str, Any]:
         return {}
-
-    def _fitted_model(self, part: str, strength: float) -> Any:
-        info = self.artefact.info
-        name = info.get("auxiliary")
-        model = load_sibling(self.engine, name or self.engine.name)
-        if name and fingerprint(model) != info.get("auxiliary_fingerprint"):
-            raise InputError(f"baseline {self.kind}: was fitted on another version of {name!r}")
-        model = merge_updates(model, self.artefact.under(part), strength)
-        self.add_head(model)
-        speed_up(model.requires_grad_(False))
-        return model
 
     def add_head(self, model: Any) -> None:
         """Replace the output layer of a fitted model, if the baseline has learned another one."""

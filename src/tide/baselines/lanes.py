@@ -178,19 +178,16 @@ class SteeredLane(Lane):
 
     def draw(self) -> tuple[Tensor, Tensor]:
         scores = self.sampler.prepare(self.stream.logits)
-        if self._shift_first:
-            scores = self.sampler.warp(self._shifted(scores))
-        else:
-            scores = self._shifted(self.sampler.warp(scores))
-        return self.sampler.draw(scores)
-
-    def _shifted(self, scores: Tensor) -> Tensor:
+        if not self._shift_first:
+            scores = self.sampler.warp(scores)
         shifted = self.shift(scores)
         if shifted.shape != scores.shape:  # it would draw the tokens of other columns
             raise EngineError(
                 f"shift: returned shape {tuple(shifted.shape)}, not {tuple(scores.shape)}"
             )
-        return shifted
+        if self._shift_first:
+            shifted = self.sampler.warp(shifted)
+        return self.sampler.draw(shifted)
 
     def advance(self, tokens: Tensor) -> None:
         for companion in self.companions:

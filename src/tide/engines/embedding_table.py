@@ -58,18 +58,11 @@ class EmbeddingEngine(Engine):
         return float(norms.mean()) * self.embedding_scale
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        rows = []
-        for text in prompts:
-            if isinstance(text, Rendered):
-                ids, _ = self._read(text)
-            else:
-                ids = self._embedded(self.tokenizer(text)["input_ids"])
-            rows.append(ids)
-        return rows
+        return [list(self._encode(text).token_ids) for text in prompts]
 
     def _encode(self, text: str) -> Prompt:
         if not isinstance(text, Rendered):
-            (ids,) = self._tokenize([text])
+            ids = self._embedded(self.tokenizer(text)["input_ids"])
             special = tuple(token_id in self._special_ids for token_id in ids)
             return Prompt(text, tuple(ids), special)
         fixed, user = [], []

@@ -46,16 +46,6 @@ def calls_of(parts: Parts) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in parts.tool_calls]
 
 
-def test_fields_that_a_chat_asks_for_are_sent(
-    text_engine: OpenAIEngine, upstream: TextServer
-) -> None:
-    """They cannot replace those that the engine sets."""
-    upstream.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
-    chat = Chat.of(TURNS, {**ASKS, "model": "other"})
-    assert answered(text_engine, chat)[::2] == ("Fine.", "length")
-    assert upstream.requests[-1].items() >= {**ASKS, "model": "tiny", "messages": TURNS}.items()
-
-
 def delta(**parts: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": parts, "finish_reason": None}]}
 
