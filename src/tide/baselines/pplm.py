@@ -26,9 +26,9 @@ from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
-from tide.baselines.training import before_end, classified, hidden_states, right_pad
+from tide.baselines.training import before_end, classified, hidden_states
 from tide.engines.local.batch import Row
-from tide.engines.local.stream import Forward, token_positions
+from tide.engines.local.stream import Forward, left_pad, token_positions
 
 _SMALL = 1e-15
 # Weights of the moved distribution in the draw, and of the divergence in the loss.
@@ -87,10 +87,10 @@ class PplmLane(SteeredLane):
 
     def enter(self, rows: Sequence[Row]) -> None:
         super().enter(rows)
-        flipped, lengths = right_pad([row.prompt_ids[::-1] for row in rows], self._table.device)
         with torch.inference_mode(False), torch.no_grad():
-            tokens = flipped.clone().flip(1)
-            self._mask = before_end(lengths.clone(), tokens.shape[1]).flip(1).long()
+            device = self._table.device
+            ids = [torch.tensor(row.prompt_ids, device=device) for row in rows]
+            tokens, self._mask = left_pad(ids)
             self._logits, hidden, self._unmoved_cache = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
             # `_sum` and `_past` cover all tokens but the last.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from tide.engines.checkpoint import context_length
@@ -227,13 +228,10 @@ def by_length(lengths: Sequence[int]) -> list[int]:
 
 def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Left-pad (T_i, ...) tensors to (B, T, ...); also returns the mask (B, T), 0 for padding."""
-    length = max(len(row) for row in rows)
-    padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
-    mask = torch.zeros(len(rows), length, dtype=torch.int64, device=rows[0].device)
-    for i, row in enumerate(rows):
-        padded[i, length - len(row) :] = row
-        mask[i, length - len(row) :] = 1
-    return padded, mask
+    padded = pad_sequence(list(rows), batch_first=True, padding_side="left")
+    lengths = torch.tensor([len(row) for row in rows], device=padded.device)
+    distances = torch.arange(padded.shape[1], 0, -1, device=padded.device)  # to the end
+    return padded, (distances <= lengths[:, None]).long()
 
 
 def token_positions(mask: Tensor) -> Tensor:
