@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from tide.core.settings import Sampling
-from tide.engines.base import Completion, Engine, Request
+from tide.engines.base import Completion, Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 
 
@@ -35,3 +35,8 @@ def likelihoods(
     """Return the mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))
     return engine.portal.run(engine.log_likelihoods, pairs)
+
+
+async def pieces_of(engine: Engine, request: Request) -> list[Piece]:
+    """Return the pieces of a completion."""
+    return [piece async for piece in engine.write(request)]

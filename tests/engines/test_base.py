@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.writing import completed
+from benchmarks.writing import completed, pieces_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ def test_the_default_methods_are_enough_for_completions() -> None:
             Completion(" x xx", (1, 2), "stop"),
             Completion(" xxx", (3,), "stop"),
         ]
-        pieces = asyncio.run(_pieces(engine, Request([1, 2], OWN)))
+        pieces = asyncio.run(pieces_of(engine, Request([1, 2], OWN)))
         assert [piece.read_tokens or 0 for piece in pieces] == [2, 0, 0]
         assert engine.encode("a bc").token_ids == (1, 2)
         assert engine.encode("a bc").fixed_mask == (False, False)
@@ -221,14 +221,10 @@ def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
             assert len(again.token_ids) == 30
             assert begun.token_ids == again.token_ids[:1]
             later += first in again.token_ids
-            pieces = asyncio.run(_pieces(engine, request))
+            pieces = asyncio.run(pieces_of(engine, request))
             assert tuple(token for piece in pieces for token in piece.token_ids) == again.token_ids
             assert pieces[-1].finish_reason == "length"
     assert later > 1
-
-
-async def _pieces(engine: Engine, request: Request) -> list[Piece]:
-    return [piece async for piece in engine.write(request)]
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.writing import completed
+from benchmarks.writing import completed, pieces_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,10 +92,6 @@ class Clock:
             await asyncio.sleep(0)
 
 
-async def written(engine: TransformersEngine, request: Request) -> list[Piece]:
-    return [piece async for piece in engine.write(request)]
-
-
 def ids_of(pieces: Sequence[Piece]) -> list[int]:
     return [token_id for piece in pieces for token_id in piece.token_ids]
 
@@ -162,7 +158,7 @@ def test_row_is_written_as_alone(engine: TransformersEngine, rows: list[Any]) ->
         return results
 
     for request, row, pieces in zip(requests, rows, engine.portal.run(together), strict=True):
-        alone = engine.portal.run(written, engine, request)
+        alone = engine.portal.run(pieces_of, engine, request)
         if row[4] is None:
             assert pieces == alone
         else:
@@ -368,19 +364,19 @@ def test_row_of_nan_fails_alone(
         clock = Clock()
         await engine.complete([first])
         ticking = asyncio.ensure_future(clock.run(engine))
-        others = [asyncio.ensure_future(written(engine, request)) for request in good]
+        others = [asyncio.ensure_future(pieces_of(engine, request)) for request in good]
         await clock.reach(3)
         request = Request([5, 6, 7, BROKEN], greedy(20), prefix_cache=handle)
-        broken = asyncio.ensure_future(written(engine, request))
+        broken = asyncio.ensure_future(pieces_of(engine, request))
         if leaves_after is not None:
             await clock.reach(clock.step + leaves_after)
             broken.cancel()
         (error,) = await asyncio.gather(broken, return_exceptions=True)
-        last = await written(engine, late)
+        last = await pieces_of(engine, late)
         ticking.cancel()
         return error, [*(await asyncio.gather(*others)), last]
 
-    expected = [engine.portal.run(written, engine, request) for request in (*good, late)]
+    expected = [engine.portal.run(pieces_of, engine, request) for request in (*good, late)]
     engine.embed_tokens([BROKEN])
     with before_each_pass(engine, spoil):
         error, results = engine.portal.run(run)
@@ -407,7 +403,7 @@ def test_memory_that_ends_when_rows_enter_spares_running_rows(
         return allocate(tensor, *shape, **options)
 
     first = Request([5, 9], greedy(12), piece_tokens=1)
-    alone = engine.portal.run(written, engine, first)
+    alone = engine.portal.run(pieces_of, engine, first)
 
     async def run() -> Any:
         late: list[Any] = []

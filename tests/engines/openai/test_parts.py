@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import pytest
+from benchmarks.writing import pieces_of
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import Events, TextServer
@@ -15,7 +15,7 @@ from tide.core.chat import Chat, Parts
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling, Settings
 from tide.core.text import Thoughts
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 from tide.engines.openai.engine import OpenAIEngine
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
@@ -31,12 +31,7 @@ def answered(
     engine: OpenAIEngine, chat: Chat, sampling: Sampling = DRAWN, **more: Any
 ) -> tuple[str, Parts, str | None]:
     (ids,) = engine.tokenize([engine.render(chat)])
-
-    async def all_pieces() -> list[Piece]:
-        async with aclosing(engine.write(Request(ids, sampling, **more))) as pieces:
-            return [piece async for piece in pieces]
-
-    pieces = asyncio.run(all_pieces())
+    pieces = asyncio.run(pieces_of(engine, Request(ids, sampling, **more)))
     assert all(piece.parts == Parts() for piece in pieces[:-1])
     (text,) = engine.texts([[i for piece in pieces for i in piece.token_ids]])
     return text, pieces[-1].parts, pieces[-1].finish_reason

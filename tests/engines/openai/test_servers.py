@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from benchmarks.writing import completed
+from benchmarks.writing import completed, pieces_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from tests.hostile import mutations
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
-from tide.engines.base import Piece, Request
+from tide.engines.base import Request
 from tide.engines.openai import engine as engine_module
 from tide.engines.openai.engine import OpenAIEngine
 
@@ -78,11 +78,7 @@ def test_halves_of_a_character_in_two_events(
 
     (ids,) = text_engine.tokenize([text_engine.text_of(Chat.said("kind") if is_chat else "kind")])
     upstream.dialect = tell
-
-    async def read() -> list[Piece]:
-        return [piece async for piece in text_engine.write(Request(ids, GREEDY))]
-
-    pieces = asyncio.run(read())
+    pieces = asyncio.run(pieces_of(text_engine, Request(ids, GREEDY)))
     expected = " Good \U0001f600 day\U0001f600\U0001f600"
     assert text_engine.texts([[i for piece in pieces for i in piece.token_ids]]) == [expected]
     assert pieces[-1].parts.reasoning == (expected if is_chat else "")
