@@ -6,7 +6,6 @@ and Ito's; each method has a marker as well. `reproduction/frontier.py` draws in
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -43,18 +42,20 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
     Returns None if fewer than two runs have a perplexity.
     """
     # Methods without a value are numbered, too, so that colours stay with the methods.
-    numbers = [number for number, summary in enumerate(summaries) if summary.perplexity]
-    if len(numbers) < 2:
+    across = {
+        number: _capped(summary.perplexity)
+        for number, summary in enumerate(summaries)
+        if summary.perplexity
+    }
+    if len(across) < 2:
         return None
-    across = {number: perplexity(summaries[number]) for number in numbers}
     titles = unversioned(sources)
     with panels(len(sources)) as (figure, axes):
         for panel, source in zip(axes, sources, strict=True):
-            for number in numbers:
+            for number, x in across.items():
                 up = summaries[number].toxicity.get(source, {}).get("max")
                 if up is None:
                     continue
-                x = across[number]
                 look = {**style(number), "ls": "", "elinewidth": 0.8}
                 bars = {"xerr": _bars(x), "yerr": _bars(up)}
                 label = summaries[number].method
@@ -69,14 +70,13 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
             axes[-1].xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
             axes[-1].xaxis.set_minor_formatter(ticker.NullFormatter())
         axes[-1].set_xlabel("mean perplexity (lower left is best)")
-        says = "\n".join(empty_notes([summaries[number] for number in numbers]))
+        says = "\n".join(empty_notes([summaries[number] for number in across]))
         legend(figure, axes, says)
     return figure
 
 
-def perplexity(summary: Summary) -> Estimate:
-    """Return the perplexity, capped for the axis: a broken text may have a perplexity of 1e300."""
-    mean = summary.perplexity or Estimate(math.nan)
+def _capped(mean: Estimate) -> Estimate:
+    """Return a perplexity, capped for the axis: a broken text may have a perplexity of 1e300."""
     low, high = (None if end is None else min(end, _LARGEST) for end in (mean.low, mean.high))
     return Estimate(min(mean.value, _LARGEST), low, high)
 
