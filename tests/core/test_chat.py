@@ -226,15 +226,11 @@ def test_chats_about_tools_are_written_and_read_as_they_came() -> None:
     assert Chat.of(chat.dump()) != chat
     assert chat.unanswered == ["The weather today", "find", '{"a": "b"}', "a", "b", "sunny"]
     assert Chat.of([*HELLO, CALLING, RESULT, *HELLO]).unanswered == ["The weather today"]
+    # Without a user, all messages are unanswered.
+    assert Chat.of([CALLING, RESULT], for_server=True).unanswered == chat.unanswered[1:]
     plain = Chat.of(LONG)
     assert [Chat.of(HELLO, asks).in_parts, chat.in_parts, plain.in_parts] == [True, True, False]
     assert plain.unanswered == ["and the people"]
-
-
-def test_chat_without_a_user_is_unanswered_as_a_whole() -> None:
-    messages = [CALLING, RESULT]
-    chat = Chat.of(messages, for_server=True)
-    assert chat.unanswered == ["find", '{"a": "b"}', "a", "b", "sunny"]
 
 
 @pytest.mark.parametrize("begun", [[], ["Sure"], ["", "Sure"]])

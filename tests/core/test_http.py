@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import socketserver
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -37,29 +38,21 @@ Script = Callable[[socket.socket, bytes], None]
 @contextmanager
 def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
     """The address of a server that runs `script` for every request, and the list of requests."""
-    listening, requests = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+    requests: list[bytes] = []
 
-    def talk(connection: socket.socket) -> None:
-        with connection:
-            try:
-                requests.append(connection.recv(2**20))
-                script(connection, requests[-1])
-            except OSError:
-                pass  # the client closed the connection
+    class Scripted(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client closed the connection
+                requests.append(self.request.recv(2**20))
+                script(self.request, requests[-1])
 
-    def listen() -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
-            while True:
-                threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
-        except OSError:
-            pass  # the listening socket was closed
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
-    finally:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
+            yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        finally:
+            server.shutdown()
 
 
 def sends(head: bytes, again: bytes = b"", pause: float = 0.0) -> Script:

@@ -1,7 +1,6 @@
 """Whatever is raised, wherever: no hang, no open object that is dead, no other prompt harmed.
 
-With the profile "long" more than five hundred examples raise. `test_doors.py` tests each kind of
-error at a few places.
+With the profile "long" more than five hundred examples raise.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes import FakeScorer
+from tests.fakes import FailingScorer, FakeScorer
 from tests.runtime.world import (
     PROMPT,
     REPAIRED,
@@ -208,11 +208,8 @@ def test_flag_gives_out_the_models_text_and_names_what_it_fails(strategy: str) -
 
 
 def test_flag_gives_out_nothing_that_the_scorer_failed_to_score() -> None:
-    def broken(texts: list[str]) -> list[float]:
-        raise ValueError("out of order")
-
     with pytest.raises(ScorerError):
-        story(third, broken, on_fail="flag")(PROMPT)
+        story(third, FailingScorer(ValueError("out of order")), on_fail="flag")(PROMPT)
 
     limits: dict[str, Any] = {"thresholds": LIMITS, "on_unresolved": "refuse"}
     unknown = Sides(math.nan, 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeEngine, FakeScorer
+from tests.fakes import FailingScorer, FakeEngine, FakeScorer
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, story
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
@@ -339,21 +339,15 @@ def test_a_prompt_is_judged_as_an_exchange_without_an_answer() -> None:
         scorer.calls.clear()
 
 
-def test_a_prompt_at_the_limit_is_completed() -> None:
+def test_a_prompt_at_the_limit_and_a_chat_whose_last_message_passes_are_completed() -> None:
     assert refusing(ReadingScorer())("toxicity 0.9 of its own").text
-
-
-def test_of_a_chat_the_last_message_counts() -> None:
     texts = [("user", BAD), ("assistant", "no"), ("user", GOOD)]
     messages = [{"role": role, "content": content} for role, content in texts]
     assert refusing(ReadingScorer()).chat(messages).text
 
 
 def test_without_a_score_of_the_prompt_nothing_is_written() -> None:
-    def failing(text: str) -> float:
-        raise RuntimeError("away")
-
-    detox = refusing(FakeScorer(failing))
+    detox = refusing(FailingScorer(RuntimeError("away")))
     with pytest.raises(ScorerError):
         detox(GOOD)
     assert detox.engine.requests == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes import FakeScorer
+from tests.fakes import FailingScorer, FakeScorer
 from tests.generated import examples
 from tests.scripted_engine import ScriptedEngine
 from tide import Detoxifier
@@ -187,11 +187,8 @@ def test_a_stream_gives_the_text_once_all_has_passed() -> None:
 
 
 def test_without_a_score_nothing_is_given_out() -> None:
-    def down(text: str) -> float:
-        raise ScorerUnavailableError("down")
-
     with pytest.raises(ScorerUnavailableError):
-        answered(("", KIND), scorer=FakeScorer(down))
+        answered(("", KIND), scorer=FailingScorer(ScorerUnavailableError("down")))
 
 
 def test_after_the_deadline_nothing_is_given_out() -> None:
