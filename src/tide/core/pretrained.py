@@ -38,12 +38,19 @@ def read_config(
 ) -> Any:
     """Read the transformers config of a folder or hub id."""
     from transformers import AutoConfig, PretrainedConfig  # noqa: PLC0415  (slow import)
+    from transformers.utils import cached_file  # noqa: PLC0415
 
     quiet_transformers()
+    is_folder = Path(source).exists()
+    if not is_folder:
+        try:
+            cached_file(source, "config.json", revision=revision, local_files_only=True)
+        except OSError:
+            _reach_hub()
     try:
         fields, _ = PretrainedConfig.get_config_dict(source, revision=revision)
     except OSError as error:
-        if Path(source).exists():
+        if is_folder:
             raise
         problem = "no such folder, and the hub has no such model or cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
@@ -70,6 +77,19 @@ def quiet_transformers() -> None:
     logging.getLogger("transformers.modeling_utils").addFilter(
         lambda record: "LOAD REPORT" not in record.getMessage()
     )
+
+
+def _reach_hub() -> None:
+    """Raise ValueError if the hub cannot be reached; the hub's client would retry for 30 s."""
+    from huggingface_hub import constants, get_session  # noqa: PLC0415  (slow import)
+
+    if constants.is_offline_mode():
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as error:  # the client may use any HTTP library
+        problem = "no such folder, and the hub cannot be reached"
+        raise ValueError(f"{problem}: {first_line(error)}") from error
 
 
 def load_pretrained(

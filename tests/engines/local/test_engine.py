@@ -321,10 +321,27 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.Monk
     def cached_file(*_: object, **__: object) -> None:
         raise OSError("not a valid model identifier\n and more")
 
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
     monkeypatch.setattr("transformers.configuration_utils.cached_file", cached_file)
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     problem = "no such folder, and the hub has no such model or cannot be reached: not a valid"
     with pytest.raises(EngineError, match=rf"{problem} model identifier$"):
         TransformersEngine("missing/model")
+
+
+def test_without_a_network_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append(url)
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    with pytest.raises(EngineError, match="the hub cannot be reached: no route"):
+        TransformersEngine("missing/model")
+    assert len(asked) == 1
 
 
 # Ends of texts
