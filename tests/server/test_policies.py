@@ -366,6 +366,7 @@ def test_keys_of_the_environment_or_a_file_are_needed(tmp_path: Path) -> None:
 
 KEY_OF_NO_POLICY = {"sha256": "a" * 64, "policies": ["b"]}
 EMPTY_KEY = {"sha256": digest_of(""), "policies": ["a"]}
+SAME_KEYS = dict.fromkeys("jk", KEY_OF_NO_POLICY)
 WRONG = {
     "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
     "policies: {a: {scorer: no-such}}": "policies.a: unknown scorer 'no-such'",
@@ -386,6 +387,7 @@ WRONG = {
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(KEY_OF_NO_POLICY)}}}": "keys.k.policies: ",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(EMPTY_KEY)}}}": "keys.k.sha256: ",
+    f"policies: {{b: {{}}}}\nkeys: {json.dumps(SAME_KEYS)}": "keys.k.sha256: is also the digest",
     "policies: [": "line 1, column 12",
     "": "file: Input should be",
     "policies: {a: {never: [2024-13-01]}}": "month must be",

@@ -46,7 +46,7 @@ VALUES: dict[str, list[Any]] = {
 OPTIONS: dict[str, Any] = {
     "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best",
     "max_iterations": 101, "accept_empty": True, "num_samples": 65, "deadline": "x",
-    "trace": 1, "toxicity_threshold": 0.9,
+    "trace": 1, "toxicity_threshold": 0.9, "max_new_tokens": 9,
 }  # fmt: skip
 # For each API, fields that are refused, and the name of the field in the error.
 REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
@@ -69,6 +69,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"messages": [USER, {**CALLS, "function_call": CALL["function"]}]},
          "messages.1.function_call"),
         ({"Functions": [{"name": "find"}]}, "Functions"),
+        ({"Max_Completion_Tokens": 5}, "Max_Completion_Tokens"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
         ({"messages": [USER, CALLS]}, "messages"),
         ({"messages": [USER, CALLS, {"role": "tool", "content": "x"}]}, "messages.2"),

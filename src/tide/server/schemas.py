@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -371,9 +370,7 @@ class ChatMessage(Wire):
 
 class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
-    max_tokens: MaxTokens = Field(
-        default=None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
-    )
+    max_completion_tokens: MaxTokens = None  # the newer name of `max_tokens`
     tools: Rows[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -406,6 +403,10 @@ class ChatRequest(Generation):
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         messages = [message.plain() for message in self.messages]
         return Chat.of(messages, asks, for_server=forms is not None)
+
+    def settings(self) -> dict[str, Any]:
+        tokens = self.max_completion_tokens
+        return super().settings() | ({} if tokens is None else {"max_new_tokens": tokens})
 
 
 class Translated(Body):

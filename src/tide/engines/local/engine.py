@@ -168,7 +168,7 @@ class TransformersEngine(EmbeddingEngine):
                     texts = [pairs[number] for number in numbers]
                     try:
                         values = self._read_likelihoods(texts)
-                    except torch.OutOfMemoryError:
+                    except RuntimeError:  # a CPU without memory raises no `OutOfMemoryError`
                         values = [self._read_likelihoods([text])[0] for text in texts]
                 for number, value in zip(numbers, values, strict=True):
                     likelihoods[number] = value
