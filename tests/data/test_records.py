@@ -127,8 +127,18 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
             assert read(path) == expected
             assert list(opened(path).records.values()) == expected
             assert file_path.read_bytes() == whole
-        file_path.write_bytes(whole + line.removesuffix(b"\n"))
-        assert list(opened(path).records.values()) == expected
+
+
+def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
+    """As a script writes it that joins lines; a judge only adds scores to it."""
+    path = tmp_path / "out.jsonl"
+    opened(path, record(0), record(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n"))
+    file = opened(path)
+    assert path.read_bytes() == whole
+    file.add(record(2))
+    assert read(path) == [record(0), record(1), record(2)]
 
 
 SCORE = {"id": 0, "number": 0, "judge": "a", "score": 0.5}

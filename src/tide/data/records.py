@@ -27,7 +27,7 @@ from pydantic_core import to_json
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.results import FinishReason, Result, Role, Score, Trial
-from tide.data.files import parsed, read_objects, reported
+from tide.data.files import parse_object, parsed, read_objects, reported
 
 RecordId = int | str
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -302,7 +302,7 @@ class RecordFile:
                 scores.unlink(missing_ok=True)
                 path.write_bytes(b"")
         for file in (path, scores):
-            _remove_cut_line(file)
+            _end_last_line(file)
         if path.exists():
             self.records = {record.id: record for record in read_records(path, scores)}
 
@@ -336,11 +336,19 @@ class RecordFile:
             ) from error
 
 
-def _remove_cut_line(path: Path) -> None:
-    """Remove a last line without its end, as left by a killed process; its work is done again."""
+def _end_last_line(path: Path) -> None:
+    """Remove a half-written last line, or add the newline that a whole last line lacks."""
     if not path.exists():
         return
     with reported(path, "written"):
-        whole = path.read_bytes().rfind(b"\n") + 1
-        if whole < path.stat().st_size:
-            os.truncate(path, whole)
+        content = path.read_bytes()
+        start = content.rfind(b"\n") + 1
+        if start == len(content):
+            return
+        try:
+            parse_object(content[start:], str(path))
+        except InputError:
+            os.truncate(path, start)
+        else:
+            with path.open("ab") as file:
+                file.write(b"\n")
