@@ -172,6 +172,15 @@ def test_a_sentence_that_fails_waits_for_the_next(
     assert answer.passed == passed
 
 
+def test_attribute_that_reaches_its_own_high_limit_by_far_fails_at_once() -> None:
+    """On the scale of the threshold, it is far below `at_once`."""
+    answer = watch([*SENTENCE, " So"], "sentence", lag=4, at_once=0.5, thresholds={"threat": 0.8})
+    assert positions(answer) == [10]
+    failure = answer.judge(10, TextScore(0.0, {"threat": 0.9}))
+    assert failure is not None
+    assert failure.position == 10
+
+
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     answer = watch(words(14), screened=True, lag=3)
     answer.note_acceptance(1)

@@ -44,6 +44,20 @@ class Acceptance:
         ]
         return min(1.0, settings.toxicity_threshold * max(shares, default=0.0))
 
+    def highest(self, score: TextScore) -> float:
+        """Return the highest of `scaled` and the values that reach a limit.
+
+        On the scale of `toxicity_threshold`, even a certain insult is low if its limit is high.
+        """
+        if score.unscored:
+            return score.value
+        reached = [
+            value
+            for name, value, limit in self._limits(score)
+            if value >= limit and not self._flags(name, score)
+        ]
+        return max([self.scaled(score), *reached])
+
     def _flags(self, name: str, score: TextScore) -> bool:
         """Return whether a text that reaches a limit is given out; an unknown value never is."""
         is_known = name == SCORE or name in score.attributes

@@ -215,7 +215,7 @@ class Watch:
             self._waited += 1
         if not self._risen:
             self._risen, self._before_rise = position, self.passed
-        at_once = self.acceptance.scaled(score) >= self.options.at_once
+        at_once = self.acceptance.highest(score) >= self.options.at_once
         # In the light of the next sentence, a doubtful one may pass.
         ends_again = self._waited > 0 and self.ends(position)
         over = self._waited >= self.options.lag or at_once or ends_again
