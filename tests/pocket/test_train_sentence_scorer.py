@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from models.probes import LIMITS
 
+from models import probes
 from tests.pocket.training import training_script, write_data
 
 
@@ -53,3 +56,42 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
     assert "a quiet" not in known
     assert "and two three four five six seven eight nine" in known
     assert "one two three four five six seven" not in known
+
+
+@pytest.mark.nightly
+def test_what_measures_is_kept_out(script: ModuleType) -> None:
+    """Neither its words are taught, nor five words of its sentences in a row."""
+    import sentence_development as development
+    import sentence_templates as templates
+
+    texts = [text for seed in range(4) for text, _ in templates.sentences(seed=seed)]
+    taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
+    assert len(taught) > 25_000
+    measured = {*probes._NOUNS, *probes._ADJECTIVES, *probes._OTHERS, *probes._GROUPS} - {"women"}
+    chosen_by = {*development.NOUNS, *development.ADJECTIVES, *development.GROUPS}
+    assert not measured & chosen_by
+    words = re.compile(rf"\b({'|'.join(map(re.escape, measured | chosen_by))})\b")
+    assert not [text for text in taught if words.search(text.lower())]
+    slots_of = templates._DATA["slots"]
+    slots = templates._DATA["outsiders"] + slots_of["people"] + slots_of["noun"] + slots_of["adj"]
+    longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
+    fillers = "|".join(map(re.escape, longest_first))
+    filler = re.compile(rf"\b(?:an? )?({fillers})\b", re.IGNORECASE)
+
+    def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
+        """Words in a row, with X for insults and groups; all words of a shorter sentence."""
+        runs_of_words = set()
+        for sentence in sentences:
+            row = script.words_of(filler.sub("X", sentence))
+            last = max(len(row) - length, 0)
+            runs_of_words |= {tuple(row[i : i + length]) for i in range(last + 1)}
+        return runs_of_words
+
+    trivial = {"plain insults", "leetspeak", "asterisks", "letters apart"}
+    of_probes = runs(s for limit in LIMITS if limit.name not in trivial for s in limit.sentences)
+    of_development = runs(s for limit in development.SETS for s in limit.sentences)
+    assert not (of_probes | of_development) & runs(taught)
+    assert not of_probes & of_development
+    texts_found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
+    labelled = script.Rows(texts_found, 5 * [1.0, 1.0, 1.0, 0.0])
+    assert script.found_insults(labelled) == ["dolt"]
