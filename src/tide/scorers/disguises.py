@@ -83,7 +83,7 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
-    return _ORDINARY.fullmatch(text) is not None
+    return parts_of(text).is_ordinary
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:
@@ -317,7 +317,7 @@ def vocabulary() -> Vocabulary:
 def unmasked(text: str) -> str:
     """Return `text` with its masked and lengthened profanities in plain letters."""
     parts = parts_of(text)
-    return " ".join(parts.read(_without_masks)) if parts.where(_has_masks) else text
+    return " ".join(parts.read(_without_masks)) if any(parts.read(_has_masks)) else text
 
 
 @lru_cache(maxsize=2**14)
@@ -325,8 +325,10 @@ def _has_masks(part: str) -> bool:
     return _without_masks.__wrapped__(part) != part
 
 
-def _read_part(part: str, read: Any) -> Any:
-    return read(part) if len(part) <= _LONGEST_PART else read.__wrapped__(part)
+def _read_parts(parts: Sequence[str], read: Any) -> list[Any]:
+    if max(map(len, parts)) <= _LONGEST_PART:
+        return [*map(read, parts)]
+    return [read(part) if len(part) <= _LONGEST_PART else read.__wrapped__(part) for part in parts]
 
 
 class Parts:
@@ -336,8 +338,11 @@ class Parts:
 
     known: the values of a text that ended a few words earlier, whose parts from `gone` on, except
     the first and the last of them, are parts of this text, too. It is not kept itself, or each text
-    would keep all that came before it. values: what was read, and what was kept.
+    would keep all that came before it. values: what was read, and what was kept. is_ordinary: see
+    the function.
     """
+
+    is_ordinary: bool
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -352,10 +357,12 @@ class Parts:
                 cut = len(older.head) - len(head)
                 self._gone = older.head.count(" ", 0, cut)
                 self._first = head.partition(" ")[0] if cut else None
-                self._start = head.count(" ") + 1  # number of the first new part
                 self._new = text[len(head) + 1 :].split(" ")
+                read = len(head) if older.is_ordinary else 0
+                self.is_ordinary = _ORDINARY.fullmatch(text, read) is not None
                 return
             head, _, _ = head.rpartition(" ")
+        self.is_ordinary = _ORDINARY.fullmatch(text) is not None
 
     def read(self, read: Callable[[str], _Part]) -> list[_Part]:
         """Return what `read`, which must be cached, returns for each part."""
@@ -363,36 +370,14 @@ class Parts:
         if values is None:
             known = self._known.get(read)
             if known is None:
-                values = [_read_part(part, read) for part in self.text.split(" ")]
+                values = _read_parts(self.text.split(" "), read)
             else:
                 values = known[self._gone : -1]
                 if self._first is not None:  # it may be the end of a part
-                    values[0] = _read_part(self._first, read)
-                for part in self._new:
-                    values.append(_read_part(part, read))
+                    values[:1] = _read_parts([self._first], read)
+                values += _read_parts(self._new, read)
             self.values[read] = values
         return values
-
-    def where(self, test: Callable[[str], bool]) -> list[int]:
-        """Return the numbers of the parts for which `test`, which must be cached, is true."""
-        numbers: list[int] | None = self.values.get(test)
-        if numbers is None:
-            known = self._known.get(test)
-            if known is None:
-                read = enumerate(self.text.split(" "))
-                numbers = [number for number, part in read if _read_part(part, test)]
-            else:
-                gone, start = self._gone, self._start
-                numbers = [number - gone for number in known if 0 <= number - gone < start]
-                if self._first is not None:
-                    numbers = [number for number in numbers if number > 0]
-                    if _read_part(self._first, test):
-                        numbers.insert(0, 0)
-                for number, part in enumerate(self._new, start):
-                    if _read_part(part, test):
-                        numbers.append(number)
-            self.values[test] = numbers
-        return numbers
 
     def take(self, owner: str) -> Any:
         """Take what the scorer `owner` kept of this text, or of the older one; None if nothing.

@@ -204,13 +204,13 @@ def _holds_term_between_spaces(text: str) -> bool:
     While the text grows by words, only the new words are read, and the words after the beginning of
     a term.
     """
-    begins = frozenset(parts_of(text).where(_begins_term))
-    if not begins:
+    begins = parts_of(text).read(_begins_term)
+    if not any(begins):
         return False
     parts = text.split(" ")
     with_token = [number for number, part in enumerate(parts) if any(map(str.isalnum, part))]
     for number, start in enumerate(with_token):
-        if start in begins:
+        if begins[start]:
             last = with_token[number : number + _LONGEST][-1]
             words = " ".join(parts[start : last + 1])
             holds = _holds_term if len(words) <= _SHORT else _holds_term.__wrapped__

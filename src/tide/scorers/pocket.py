@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
-from tide.scorers.disguises import ReadingScorer, digest_of, is_ordinary, parts_of
+from tide.scorers.disguises import Parts, ReadingScorer, digest_of, parts_of
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -91,23 +91,22 @@ def words_of(text: str) -> _Words:
     read as one word: no group can score otherwise than another. This word is part of no n-gram of
     words, or "is gay" would weigh what "gay" does not.
     """
-    if is_ordinary(text) and not _has_letters_apart(text):
-        return list(filter(None, parts_of(text).read(_words_of_part)))
+    parts = parts_of(text)
+    if parts.is_ordinary and not _has_letters_apart(parts):
+        return list(filter(None, parts.read(_words_of_part)))
     return [(word,) for word in _words_of_part.__wrapped__(text)]
 
 
-def _has_letters_apart(text: str) -> bool:
+def _has_letters_apart(parts: Parts) -> bool:
     """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    lone = parts_of(text).where(_has_lone_letter)
-    if len(lone) < 3:
-        return False
-    has_three = any(third - first == 2 for first, third in zip(lone, lone[2:], strict=False))
-    return has_three and _LETTERS_APART.search(text) is not None
+    has_three = "xxx" in "".join(parts.read(_lone_letter))
+    return has_three and _LETTERS_APART.search(parts.text) is not None
 
 
 @lru_cache(maxsize=2**14)
-def _has_lone_letter(part: str) -> bool:
-    return _LONE_LETTER.search(part) is not None
+def _lone_letter(part: str) -> str:
+    """Return "x" for a part with a letter that stands alone, and "-" for any other part."""
+    return "x" if _LONE_LETTER.search(part) else "-"
 
 
 @lru_cache(maxsize=2**14)
