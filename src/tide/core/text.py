@@ -113,7 +113,10 @@ def word_starts(pieces: Sequence[str]) -> Iterator[int]:
 
 def word_ends(pieces: Sequence[str], start: int) -> Iterator[int]:
     """Yield the positions after `start` where one word ends and the next word begins, ascending."""
-    return (start + index for index in islice(word_starts(pieces[start:]), 1, None))
+    rest = pieces[start:]
+    if len(rest) < 2:
+        return iter(())
+    return (start + index for index in islice(word_starts(rest), 1, None))
 
 
 def cut(pieces: Sequence[str], length: int) -> list[str]:

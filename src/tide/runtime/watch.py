@@ -292,6 +292,9 @@ async def written(
             yield piece
             if piece.finish_reason is not None:
                 return
+            if piece.ends_word:  # no text up to here can change
+                settled = len(watch.texts)
+                continue
             settled += max(word_starts(watch.texts[settled:]), default=0)
             if len(watch.texts) - settled > _LONGEST_WORD:
                 settled = last_whole(watch.texts)
