@@ -227,6 +227,23 @@ def test_page_tells_a_broken_connection_and_an_error_of_a_proxy(page: Any) -> No
     expect(page.locator("#status")).to_have_text("Failed: the server answered with status 502")
 
 
+def test_right_to_left_text_ends_on_the_left(page: Any) -> None:
+    places = page.evaluate(
+        """() => {
+            document.getElementById("answers").hidden = false;
+            const node = document.getElementById("found");
+            node.textContent = "שלום.";
+            return [0, 4].map((at) => {
+                const range = document.createRange();
+                range.setStart(node.firstChild, at);
+                range.setEnd(node.firstChild, at + 1);
+                return range.getBoundingClientRect().x;
+            });
+        }"""
+    )
+    assert places[0] > places[1]
+
+
 def test_gateway_has_no_defaults_and_tells_a_cut_answer(browser: Any) -> None:
     with (
         TextServer(message=lambda _: WIRES["vLLM"](Said(f"{TEXT} They are {BAD}."))) as upstream,
