@@ -135,7 +135,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
 
 
 def published(file: Path) -> list[Record]:
-    """Read a JSON list of records, plain or gzipped. Raises InputError for any other file."""
+    """Read a JSON list of records, plain or gzipped. Raises InputError for other objects."""
     listed = json.loads(read_whole(file))
     rows = [from_published(row, f"{file}, entry {number}") for number, row in enumerate(listed, 1)]
     if not rows:

@@ -26,11 +26,15 @@ class BacktrackOptions(Options):
         default=4,
         ge=0,
         le=100,
-        description="Number of scores to await after a failing score, because a later score may "
-        "pass; 0: rewind at once.",
+        description="Number of scores to await after a failing score, up to the next sentence's "
+        "end, because a later score may pass; 0: rewind at once.",
     )
     at_once: float = Field(
-        default=0.5, gt=0, le=1, description="Rewind at once if the score is at least this."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Rewind at once if the score, or an attribute that reaches its own limit, is "
+        "at least this.",
     )
     holds: int = Field(
         default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
