@@ -53,6 +53,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     "/v1/completions": [
         *[({name: value}, name) for name, values in VALUES.items() for value in values],
         ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
+        ({"prompt": None}, "prompt"),
         ({"prompt": ""}, None),  # it may be one of several prompts
         ({"prompt": " \n"}, None),
         *[({"tide": {name: value}}, f"tide.{name}") for name, value in OPTIONS.items()],

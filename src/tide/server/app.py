@@ -318,8 +318,9 @@ def _invalid(error: RequestValidationError) -> Refused:
         ):
             names, within = [*names, name], within[name]
     inner = first.get("ctx", {}).get("param")  # our validators name a field below `loc` here
-    if first["type"] == "missing" and inner is None:
-        inner = first["loc"][-1]
+    missing = first["loc"][-1] if first["type"] == "missing" else None
+    if inner is None and missing not in names[-1:]:  # unless it was sent as null
+        inner = missing
     param = ".".join(map(str, [*names, *([inner] if inner else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 
