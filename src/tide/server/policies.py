@@ -338,7 +338,10 @@ class Policies:
         self._start(self.table.policies.values())
 
     def reload(self) -> None:
-        """Read the file again. Raises TideError and keeps the old policies if it is invalid."""
+        """Read the file again; only one thread may call this.
+
+        Raises TideError and keeps the old policies if the file is invalid.
+        """
         table = self._read()
         if self.table.keys and not table.keys:
             raise InputError(f"--policies {self._path}: keys: a reload cannot remove all keys")

@@ -80,7 +80,10 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, values: Any) -> Any:
-        """Refuse `Messages`, which a server in Go reads in place of the checked `messages`."""
+        """Leave out nulls.
+
+        `Messages` is refused, which a server in Go reads in place of the checked `messages`.
+        """
         if not isinstance(values, dict):
             return values
         told = {name: value for name, value in values.items() if value is not None}

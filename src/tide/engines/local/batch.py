@@ -106,7 +106,8 @@ def packed(lengths: Sequence[int], most: int) -> list[list[int]]:
     for number in by_length(lengths):
         last = groups[-1] if groups else []
         if not last or len(last) == most or (len(last) + 1) * lengths[number] > _TOKENS:
-            groups.append(last := [])
+            last = []
+            groups.append(last)
         last.append(number)
     return groups
 
