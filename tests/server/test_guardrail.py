@@ -173,7 +173,9 @@ def test_scorer_of_exchanges_reads_the_conversation() -> None:
         assert action(server, "Yes", **messages) == "BLOCKED"
         assert action(server, "Yes") == "NONE"
         assert action(server, "Perhaps", **messages) == "NONE"
-        assert action(server, "Yes", structured_messages=[USER, ASSISTANT]) == "BLOCKED"
+        older = {"role": "function", "name": "find", "content": "sunny"}
+        for more in (ASSISTANT, older):
+            assert action(server, "Yes", structured_messages=[USER, more]) == "BLOCKED"
 
 
 @pytest.mark.parametrize("messages", [[], [ASSISTANT], [{"role": "robot", "content": "x"}], ["x"]])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -72,13 +73,19 @@ class GuardrailRequest(BaseModel):
         return [text for text in texts if text and text not in _PROTOCOL]
 
     def conversation(self) -> Chat | None:
-        """Return the messages up to the last from a user or a tool, if they are a chat."""
+        """Return the messages up to the last from a user or a tool, if they are a chat.
+
+        Messages in other forms are left out; with one of them, nothing had a context.
+        """
+        messages: list[ChatMessage] = []
+        for message in self.structured_messages or ():
+            with suppress(ValidationError):
+                messages.append(ChatMessage.model_validate(message))
+        while messages and messages[-1].role not in ("user", "tool"):
+            messages.pop()
         try:
-            messages = [ChatMessage.model_validate(m) for m in self.structured_messages or ()]
-            while messages and messages[-1].role not in ("user", "tool"):
-                messages.pop()
             return Chat.of([message.plain() for message in messages])
-        except (ValidationError, InputError):
+        except InputError:
             return None
 
     def exchanges(self, *, with_prompt: bool) -> list[Exchange]:
