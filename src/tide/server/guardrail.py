@@ -75,7 +75,7 @@ class GuardrailRequest(BaseModel):
     def conversation(self) -> Chat | None:
         """Return the messages up to the last from a user or a tool, if they are a chat.
 
-        Messages in other forms are left out; with one of them, nothing had a context.
+        Messages in other forms are left out, so that one of them does not hide the others.
         """
         messages: list[ChatMessage] = []
         for message in self.structured_messages or ():
