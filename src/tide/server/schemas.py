@@ -86,12 +86,12 @@ class Wire(BaseModel):
         """
         if not isinstance(values, dict):
             return values
-        told = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None}
         known = cls.model_fields  # which is slow to read
-        for name in told:
+        for name in present:
             if name not in known and name.casefold() in known:
                 raise PydanticCustomError("case", "write it in lower case", {"param": name})
-        return told
+        return present
 
 
 class Body(Wire):
