@@ -135,7 +135,8 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     text = value.get("text") if isinstance(value, dict) else value
     if field not in row:
-        fix = f"name a field with --field: {sanitized(', '.join(row))}"
+        names = sanitized(", ".join(row)) or "the object has none"
+        fix = f"name a field with --field: {names}"
         fix = "add --chat" if "messages" in row else fix
         raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
@@ -150,7 +151,7 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         names = reader.fieldnames or []
         if field not in names:
-            has = sanitized(", ".join(names))
+            has = sanitized(", ".join(names)) or "the file has none"
             raise InputError(f"{path}: no column {field!r}; name a column with --field: {has}")
         for row in reader:
             where = f"{path}, line {reader.line_num}"
