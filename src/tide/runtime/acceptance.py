@@ -34,29 +34,32 @@ class Acceptance:
         those that `on_fail` only flags: with a threshold of 0.1 and a limit of 0.4 for insults, an
         insult of 0.2 counts as 0.05.
         """
-        settings = self.settings
-        if score.unscored or not (settings.thresholds or settings.on_fail):
+        if self._is_plain(score):
             return score.value
-        shares = [
-            value / limit
-            for name, value, limit in self._limits(score)
-            if not self._flags(name, score)
-        ]
-        return min(1.0, settings.toxicity_threshold * max(shares, default=0.0))
+        shares = [value / limit for value, limit in self._unflagged(score)]
+        return min(1.0, self.settings.toxicity_threshold * max(shares, default=0.0))
 
     def highest(self, score: TextScore) -> float:
         """Return the highest of `scaled` and the values that reach a limit.
 
         On the scale of `toxicity_threshold`, even a certain insult is low if its limit is high.
         """
-        if score.unscored:
+        if self._is_plain(score):
             return score.value
-        reached = [
-            value
-            for name, value, limit in self._limits(score)
-            if value >= limit and not self._flags(name, score)
-        ]
+        reached = [value for value, limit in self._unflagged(score) if value >= limit]
         return max([self.scaled(score), *reached])
+
+    def _is_plain(self, score: TextScore) -> bool:
+        """Return whether only the score itself counts, by `toxicity_threshold`."""
+        return score.unscored or not (self.settings.thresholds or self.settings.on_fail)
+
+    def _unflagged(self, score: TextScore) -> list[tuple[float, float]]:
+        """Return the value and limit of each score that counts and is not only flagged."""
+        return [
+            (value, limit)
+            for name, value, limit in self._limits(score)
+            if not self._flags(name, score)
+        ]
 
     def _flags(self, name: str, score: TextScore) -> bool:
         """Return whether a text that reaches a limit is given out; an unknown value never is."""
