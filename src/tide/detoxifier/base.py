@@ -85,17 +85,17 @@ class DetoxifierBase:
         options = {**named, **(engine_options or {})}
         # Names and settings are checked before a model is loaded, which takes long.
         name = name_of(model)
-        given: Any = settings  # callers may not check types
-        if given is None:
-            usual = preset_values(preset, name, overrides.get("strategy"))
-        elif isinstance(given, Settings):
-            usual = given.model_dump(exclude_unset=True)
+        argument: Any = settings  # callers may not check types
+        if argument is None:
+            initial = preset_values(preset, name, overrides.get("strategy"))
+        elif isinstance(argument, Settings):
+            initial = argument.model_dump(exclude_unset=True)
         else:
             raise InputError(
-                f"settings: expected tide.Settings, got {type(given).__name__}; "
+                f"settings: expected tide.Settings, got {type(argument).__name__}; "
                 "single settings are keywords, as in seed=1"
             )
-        self.settings, self._strategy = resolve(usual, overrides)
+        self.settings, self._strategy = resolve(initial, overrides)
         if options and isinstance(model, Engine):
             raise InputError(
                 f"{min(options)}: give it to load_engine; this engine is loaded already"
@@ -278,8 +278,8 @@ class DetoxifierBase:
             raise EngineError("the detoxifier is closed; make a new one")
         if not overrides:
             return self.settings, self._strategy
-        usual = {**self.settings.model_dump(exclude_unset=True), "strategy": self._strategy}
-        settings, strategy = resolve(usual, overrides)
+        initial = {**self.settings.model_dump(exclude_unset=True), "strategy": self._strategy}
+        settings, strategy = resolve(initial, overrides)
         self._check(settings, strategy)
         return settings, strategy
 

@@ -173,9 +173,9 @@ def limits_in(answers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     if len(answers) != 1:
         return {}
     return {
-        name: told
-        for name, told in answers[0].items()
-        if _ABOUT_RETRIES.fullmatch(name) and _WHEN.fullmatch(told)
+        name: value
+        for name, value in answers[0].items()
+        if _ABOUT_RETRIES.fullmatch(name) and _WHEN.fullmatch(value)
     }
 
 

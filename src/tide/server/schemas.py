@@ -297,11 +297,14 @@ class Part(Wire):
             raise PydanticCustomError("unscored", reason, {"param": "type"})
         return self
 
-    def only_text(self, place: str) -> str:
-        """Return the text or refusal. Raises Refused for media, which no server reads here."""
+    def only_text(self, field: str) -> str:
+        """Return the text or refusal. Raises Refused for media, which no server reads here.
+
+        field: the name of this part, as errors give it.
+        """
         if self.said is None:
             reason = f"parts of type {self.type!r} cannot be scored; send text"
-            raise Refused(400, f"{place}.type: {reason}", param=f"{place}.type")
+            raise Refused(400, f"{field}.type: {reason}", param=f"{field}.type")
         return self.said
 
 

@@ -34,8 +34,8 @@ let running = null; // AbortController of the current request
 let shown = null; // the answer on display: {prompt, chat, text, reason, tide, base}
 let turns = []; // the chat before the answer on display
 
-let own = false; // whether the user chose the prompt
-let picked = false; // whether the user chose completion or chat
+let promptIsChosen = false; // whether the user chose the prompt
+let kindIsChosen = false; // whether the user chose completion or chat
 
 const kind = () => $("form").elements.kind.value;
 
@@ -100,7 +100,7 @@ async function learn(choosing) {
   chat.disabled = !about.chats;
   $("no-chat").hidden = about.chats;
   $("no-chat").textContent = `${about.model} has no chat template, so it continues text and cannot chat.`;
-  if (choosing && !picked) chat.checked = about.chats;
+  if (choosing && !kindIsChosen) chat.checked = about.chats;
   if (!about.chats) $("form").elements.kind[0].checked = true;
   choose();
 }
@@ -113,7 +113,7 @@ function choose() {
     $(id).placeholder = usual?.[name] ?? "";
   }
   $("prompt-label").textContent = chat ? "Message" : "Prompt";
-  if (!own) $("prompt").value = EXAMPLES[kind()][0];
+  if (!promptIsChosen) $("prompt").value = EXAMPLES[kind()][0];
   talk();
   $("examples").replaceChildren(...EXAMPLES[kind()].map((example) => {
     const { text, turns: begun } = typeof example === "string" ? { text: example } : example;
@@ -121,7 +121,7 @@ function choose() {
     [button.type, button.className] = ["button", "plain small"];
     button.textContent = begun ? `A chat of ${begun.length + 1} messages: ${text}` : text;
     button.addEventListener("click", () => {
-      own = true;
+      promptIsChosen = true;
       if (begun) begin(begun);
       $("prompt").value = text;
       $("prompt").focus();
@@ -134,13 +134,14 @@ function bubble(role, content) {
   const node = document.createElement("li");
   node.className = role;
   const who = document.createElement("span");
-  [who.className, who.textContent] = ["who", role === "user" ? "You: " : "Model: "];
+  who.className = "who";
+  who.textContent = role === "user" ? "You: " : "Model: ";
   node.append(who, ...content);
   return node;
 }
 
 function talk() {
-  $("turns").replaceChildren(...turns.map((one) => bubble(one.role, [one.content])));
+  $("turns").replaceChildren(...turns.map((turn) => bubble(turn.role, [turn.content])));
   const chat = kind() === "chat";
   $("talk").hidden = !chat || !turns.length;
   $("new").hidden = !chat || !(turns.length || shown?.chat);
@@ -202,7 +203,7 @@ async function run() {
   const wrong = Object.keys(NUMBERS).find((id) => $(id).validity.badInput);
   if (wrong) return complain(wrong, "This is not a number.");
   if (!$("prompt").value.trim()) return complain("prompt", "Write something first.");
-  own = true;
+  promptIsChosen = true;
   running = new AbortController();
   $("go").disabled = true;
   $("stop").disabled = false;
@@ -354,10 +355,10 @@ $("form").addEventListener("submit", (event) => {
 });
 $("form").addEventListener("change", (event) => {
   if (event.target.name !== "kind") return;
-  picked = true;
+  kindIsChosen = true;
   choose();
 });
-$("prompt").addEventListener("input", () => { own = true; });
+$("prompt").addEventListener("input", () => { promptIsChosen = true; });
 $("key").addEventListener("change", () => learn(true));
 $("stop").addEventListener("click", () => running.abort());
 $("new").addEventListener("click", () => {
