@@ -6,7 +6,6 @@ from the environment; a .netrc file is not read.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import math
@@ -14,7 +13,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -179,15 +178,16 @@ class Client(httpx.AsyncClient):
         """POST `body`; yield the data of the server-sent events that arrived together.
 
         An answer that is not a stream is yielded as a Reply. limit: maximum bytes of all events
-        together. until: when the stream must have ended, by `time.monotonic`. Raises ServerFailed,
-        also if an event is late.
+        together. until: when the stream must have ended, by `time.monotonic`; a server that falls
+        silent is waited for no longer than usual. Raises ServerFailed, also if an event is late.
         """
         content = json.dumps(body).encode()
         with self._failing():
             try:
                 async with AsyncExitStack() as stack:
-                    with anyio.fail_after(min(self._seconds, until - time.monotonic())):
-                        opened = self._opened("POST", url, content)
+                    patience = min(self._seconds, until - time.monotonic())
+                    with anyio.fail_after(patience):
+                        opened = self._opened("POST", url, content, read_timeout=patience)
                         response = await stack.enter_async_context(opened)
                         if (answers := ANSWERS.get()) is not None:
                             answers.append(response.headers)
@@ -195,18 +195,18 @@ class Client(httpx.AsyncClient):
                     if reply is not None:
                         yield reply
                         return
-                    chunks = response.aiter_raw()
-                    patience = stack.enter_context(_Patience(self._seconds, until))
                     parser, read = EventParser(), 0
-                    while (chunk := await patience.wait_for(anext(chunks, None))) is not None:
+                    async for chunk in response.aiter_raw():
                         read += len(chunk)
                         if read > limit:
                             raise ServerFailed(f"the answer has more than {limit:,} bytes")
+                        if time.monotonic() >= until:
+                            raise TimeoutError
                         if events := parser.add(chunk):
                             yield events
                     if events := parser.end():
                         yield events
-            except TimeoutError:
+            except (TimeoutError, httpx.ReadTimeout):
                 if time.monotonic() < until:
                     raise
                 raise ServerLate("the answer was not finished in time") from None
@@ -218,7 +218,7 @@ class Client(httpx.AsyncClient):
             yield
         except ServerFailed:
             raise
-        except TimeoutError:
+        except (TimeoutError, httpx.ReadTimeout):
             raise ServerLate(f"no answer within {self._seconds:g} seconds") from None
         except Exception as error:
             kind = ServerUnreachable if isinstance(error, _UNREACHABLE) else ServerFailed
@@ -245,12 +245,17 @@ class Client(httpx.AsyncClient):
         url: str,
         content: bytes | None,
         headers: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"}),
+        *,
+        read_timeout: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
         # Compression is refused: an answer could unpack to a thousand times the counted bytes.
         sent = {**headers, **TRACE.get(), "Accept-Encoding": "identity"}
         # A client's headers may hold other characters than ASCII.
         encoded = httpx.Headers(sent, encoding="latin-1")
-        async with self.stream(method, url, content=content, headers=encoded) as response:
+        timeout = httpx.Timeout(None, connect=self.timeout.connect, read=read_timeout)
+        async with self.stream(
+            method, url, content=content, headers=encoded, timeout=timeout
+        ) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
                 raise ServerFailed("sent a compressed answer, which is refused", encoding)
@@ -264,58 +269,6 @@ _NO_STREAM = ("", "application/json", "text/html")
 def _is_whole(response: httpx.Response) -> bool:
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     return response.status_code != 200 or media_type in _NO_STREAM
-
-
-class _Patience:
-    """Ends a wait that takes more than `seconds`, or lasts until `until`, with TimeoutError.
-
-    A timeout for each event would cost more than to parse the event. So a single timer looks
-    whether a wait has become too long, and is set again.
-    """
-
-    def __init__(self, seconds: float, until: float) -> None:
-        self._seconds, self._until = seconds, until
-        self._waiting: asyncio.Task[Any] | None = None
-        self._began = 0.0
-        self._is_over = False
-        self._set_timer(self._seconds)
-
-    def __enter__(self) -> _Patience:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._timer.cancel()
-
-    async def wait_for(self, arriving: Awaitable[_Item]) -> _Item:
-        self._began = time.monotonic()
-        if self._began >= self._until:
-            raise TimeoutError
-        self._waiting = task = asyncio.current_task()
-        assert task is not None
-        try:
-            return await arriving
-        except asyncio.CancelledError:
-            # Unless somebody else has cancelled the task, too.
-            if self._is_over and task.uncancel() == 0:
-                raise TimeoutError from None
-            raise
-        finally:
-            self._waiting = None
-
-    def _set_timer(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self._waiting is None:
-            self._set_timer(self._seconds)
-            return
-        left = min(self._began + self._seconds, self._until) - now
-        if left > 0:
-            self._set_timer(left)
-            return
-        self._is_over = True
-        self._waiting.cancel()
 
 
 class EventParser:

@@ -32,14 +32,16 @@ class Connections(httpx.AsyncBaseTransport):
         if self._session is None:  # a session belongs to the loop of its requests
             self._session = await anext(self._sessions)
         has_body = request.headers.get("content-length", "0") != "0"
-        connecting = request.extensions["timeout"]["connect"]
+        timeout = request.extensions["timeout"]
         with _errors_of_httpx():
             response = await self._session.request(
                 request.method,
                 URL(str(request.url), encoded=True),
                 headers=request.headers.multi_items(),
                 data=request.stream if has_body else None,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connecting),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=timeout["connect"], sock_read=timeout["read"]
+                ),
                 allow_redirects=False,
             )
         return httpx.Response(
@@ -85,6 +87,8 @@ def _errors_of_httpx() -> Iterator[None]:
         raise httpx.ConnectTimeout(str(error)) from error
     except aiohttp.ClientConnectorError as error:
         raise httpx.ConnectError(str(error)) from error
+    except aiohttp.ServerTimeoutError as error:
+        raise httpx.ReadTimeout(str(error)) from error
     except aiohttp.ClientOSError as error:
         raise httpx.ReadError(str(error)) from error
     except aiohttp.ClientError as error:
