@@ -268,9 +268,10 @@ def test_forecast_is_of_what_is_done(on_fail: str, suspicious: str, word: int) -
 
     scorer = FakeScorer(score)
 
-    async def forecast() -> int | None:
+    async def forecast() -> int:
         draft = await detox.draft(PROMPT, None)
-        return (await detox.forecast(PROMPT, draft)).word
+        character = (await detox.forecast(PROMPT, draft)).character
+        return len(draft.text[:character].split())
 
     with ServedDetoxifier(Storyteller(never), scorer=scorer, **SETTINGS, on_fail=on_fail) as detox:
         assert asyncio.run(forecast()) == word

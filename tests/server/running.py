@@ -176,7 +176,7 @@ def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str,
 
 def counted(server: Running, outcome: str, policy: str = "default") -> float:
     """The number of monitored answers with an outcome."""
-    labels = f'outcome="{outcome}",policy="{policy}"'
+    labels = f'beside="",outcome="{outcome}",policy="{policy}"'
     return server.metric(f"tide_monitor_answers_total{{{labels}}}")
 
 

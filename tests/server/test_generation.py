@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from tests.fakes import Babbler, FakeEngine, FakeScorer, RudeScorer
-from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.server.running import BACKTRACK, MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.detoxifier.sync import Detoxifier
@@ -132,18 +131,8 @@ def test_what_it_did_is_counted() -> None:
             "tide_toxicity_before_sum": tide["toxicity_before"],
             "tide_toxicity_after_sum": tide["toxicity"],
             'tide_completions_total{outcome="accepted"}': 1,
-            'tide_changed_completions_total{failed="whole"}': 1,
         }
         assert {name: server.metric(name) for name in figures} == figures
-
-
-def test_a_text_that_was_repaired_while_it_was_written_is_counted_apart() -> None:
-    """The whole text was never written, so it is unknown whether it would have passed."""
-    with running(Storyteller(third), Reader(), **SETTINGS) as server:
-        tide = server.ask(PROMPT, seed=0).json()["choices"][0]["tide"]
-        assert (tide["accepted"], tide["base_partial"]) == (True, True)
-        assert server.metric('tide_changed_completions_total{failed="beginning"}') == 1
-        assert server.metric('tide_changed_completions_total{failed="whole"}') == 0
 
 
 def test_models(client: openai.OpenAI) -> None:

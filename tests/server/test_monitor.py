@@ -90,8 +90,8 @@ def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> N
         changed = counted(server, "changed")
         assert 0 < changed < 20
         assert server.metric('tide_completions_total{outcome="monitored"}') == 20
-        assert server.metric('tide_monitor_score_count{policy="default"}') == 20
-    assert [line["would_change"] for line in lines_of(log)].count(True) == changed
+        assert server.metric('tide_monitor_score_count{beside="",policy="default"}') == 20
+    assert [line["outcome"] for line in lines_of(log)].count("changed") == changed
     assert len(lines_of(log)) == 20
 
 
@@ -109,8 +109,8 @@ def test_lines_of_the_log(texts: bool, tmp_path: Path, caplog: pytest.LogCapture
         request = answer.headers["x-request-id"]
         assert line == {
             **{"time": line["time"], "request": request, "choice": number, "policy": "default"},
-            **{"outcome": "changed", "score": 1.0, "would_change": True},
-            **{"character": 1, "word": 0, "accepted_above": 1.0, **said},
+            **{"beside": "", "outcome": "changed", "score": 1.0},
+            **{"character": 1, "accepted_above": 1.0, **said},
         }
     logged = [message for message in caplog.messages if "monitored" in message]
     assert len(logged) == len(lines_of(log)) == 2
@@ -180,15 +180,15 @@ def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
         wait_until(lambda: server.metric("tide_requests_in_flight") == 2)
         threading.Timer(1.8, scorer.go.set).start()
     (line,) = lines_of(log)
-    assert (line["outcome"], line["would_change"]) == ("skipped", None)
+    assert line["outcome"] == "skipped"
 
 
 # Shadow policies
 
 
 def shadowed(server: Running, outcome: str) -> float:
-    labels = f'outcome="{outcome}",policy="main",shadow="strict"'
-    return server.metric(f"tide_shadow_answers_total{{{labels}}}")
+    labels = f'beside="main",outcome="{outcome}",policy="strict"'
+    return server.metric(f"tide_monitor_answers_total{{{labels}}}")
 
 
 def text_of(server: Running, seed: int) -> str:
@@ -209,12 +209,12 @@ def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Pa
         changed = shadowed(server, "changed")
         assert changed == sum("weather" in text for text in alone)
         assert 0 < changed < 12
-        assert server.metric('tide_shadow_score_count{policy="main",shadow="strict"}') == 12
+        assert server.metric('tide_monitor_score_count{beside="main",policy="strict"}') == 12
         assert counted(server, "changed", "strict") == 0
         altered = 'tide_policy_answers_total{outcome="%s",policy="main"}'
         assert server.metric(altered % "altered") + server.metric(altered % "unaltered") == 12
     assert {(line["policy"], line["beside"]) for line in lines_of(log)} == {("strict", "main")}
-    assert [line["would_change"] for line in lines_of(log)].count(True) == changed
+    assert [line["outcome"] for line in lines_of(log)].count("changed") == changed
 
 
 # Drafts and their forecasts, without a server
@@ -244,7 +244,6 @@ def test_the_forecast_is_what_enforcing_does(pace: str) -> None:
             assert forecast.score == float(forecast.would_change)
             if forecast.character is not None:
                 assert draft.text[forecast.character :].startswith("idiot")
-                assert draft.text.split()[forecast.word or 0] == "idiot"
                 assert enforced.text.startswith(draft.text[: forecast.character])
             return forecast.would_change
 
@@ -259,7 +258,7 @@ def test_a_text_that_fails_as_a_whole_would_be_rewound_to_its_beginning() -> Non
     settings: dict[str, Any] = {**SETTINGS, "strategy": "random-walk"}
     with ServedDetoxifier(Storyteller(third), scorer=Reader(), **settings) as detox:
         _, _, forecast = asyncio.run(monitored(detox, PROMPT))
-    assert (forecast.character, forecast.word, forecast.score) == (1, 0, 0.9)
+    assert (forecast.character, forecast.score) == (1, 0.9)
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])

@@ -249,7 +249,7 @@ def test_shadow_keeps_its_limits_where_a_request_lowers_them(tmp_path: Path) -> 
     with running(Babbler(0.0), policies=path, **settings) as server:
         lower = {"toxicity_threshold": 0.3, "thresholds": {"threat": 0.2}}
         assert server.ask("x y", seed=3, tide=lower).status_code == 200
-        shadowed = 'tide_shadow_answers_total{outcome="unchanged",policy="main",shadow="mild"}'
+        shadowed = 'tide_monitor_answers_total{beside="main",outcome="unchanged",policy="mild"}'
         wait_until(lambda: server.metric(shadowed) == 1, 20)
 
 

@@ -38,7 +38,7 @@ WITH_CALL = [USER, CALLS, ANSWER]
 VALUES: dict[str, list[Any]] = {
     "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
     "prompt_embeds": ["AAAA"], "temperature": [-1, "1", True],
-    "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6], "n": [0], "seed": [1 << 63],
+    "max_tokens": [51, 1.5, 0], "min_tokens": [10**6], "n": [0], "seed": [1 << 63],
     "stop": [3, "a\ud800", ["a", "b\ud800"]], "stream": ["yes"],
     "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
 }  # fmt: skip

@@ -73,7 +73,7 @@ def test_score_in_the_log_is_the_lowest_passing_threshold(scorer: Any, tmp_path:
         found.append([line["accepted_above"] for line in lines])
         for line, text in zip(lines, texts, strict=True):
             assert line["accepted_above"] == pytest.approx(len(text.split()) / 100)
-            assert line["would_change"] is (line["accepted_above"] >= threshold)
+            assert (line["outcome"] == "changed") is (line["accepted_above"] >= threshold)
         assert not math.isclose(min(found[-1]), max(found[-1]))
     assert found[0] == found[1]
 

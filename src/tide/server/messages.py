@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 from pydantic_core import from_json
 
 from tide.core.chat import Text
@@ -128,10 +128,6 @@ class SchemaFormat(Wire):
     type: Literal["json_schema"]
 
 
-class OutputConfig(Wire):
-    format: SchemaFormat | None = None
-
-
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -141,7 +137,7 @@ class MessagesRequest(Translated):
     stop_sequences: Rows[Text] | None = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: ToolChoice | None = None
-    output_config: OutputConfig = OutputConfig()
+    format: SchemaFormat | None = Field(None, validation_alias=AliasPath("output_config", "format"))
 
     unsupported: ClassVar = {
         "container": "not supported; call tools yourself",
@@ -153,6 +149,7 @@ class MessagesRequest(Translated):
         "context_management",
         "metadata",
         "n",
+        "output_config",  # besides its format
         "service_tier",
         "thinking",
     )
@@ -173,8 +170,8 @@ class MessagesRequest(Translated):
             fields["tool_choice"] = _CHOICES.get(choice.type, named)
             if choice.disable_parallel_tool_use:
                 fields["parallel_tool_calls"] = False
-        if (schema := self.output_config.format) is not None:
-            named = {"name": "answer", **(schema.model_extra or {})}
+        if self.format is not None:
+            named = {"name": "answer", **(self.format.model_extra or {})}
             fields["response_format"] = {"type": "json_schema", "json_schema": named}
         return fields
 

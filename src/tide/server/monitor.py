@@ -60,13 +60,12 @@ class Forecast:
 
     score: of the whole text, or of the first beginning that fails. character: position to which the
     text would first have been rewound, from 0; None if the text would have been given out
-    unchanged. word: number of words that begin before this position. accepted_above: the highest
-    score at any position; at a threshold above it, the answer would be given out unchanged.
+    unchanged. accepted_above: the highest score at any position; at a threshold above it, the
+    answer would be given out unchanged.
     """
 
     score: float
     character: int | None = None
-    word: int | None = None
     accepted_above: float = 1.0
 
     @property
@@ -88,7 +87,7 @@ async def forecast(draft: Draft, task: TrialTask, engine: Engine, scoring: Scori
         score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
         above = task.acceptance.accepted_above(score)
         change = None if task.acceptance.passes(score) else 0
-        return Forecast(score.value, change, change, above)
+        return Forecast(score.value, change, above)
     if thoughts.reasoning or not pieces:
         read = engine.encode(text)
         # The special tokens of a prompt are no part of an answer.
@@ -117,7 +116,7 @@ async def _forecast_text(
         # No scorer scores an empty text, so it would be withheld.
         score, character, above = trial.toxicity, 0, 1.0
     character += len(text[character:]) - len(text[character:].lstrip())
-    return Forecast(score, character, len(text[:character].split()), above)
+    return Forecast(score, character, above)
 
 
 async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed: bool) -> float:
@@ -184,11 +183,7 @@ class Entry:
     policy: ServedPolicy
     request: str
     choice: int
-    beside: str | None = None
-
-    def fields(self) -> dict[str, Any]:
-        fields = {"request": self.request, "choice": self.choice, "policy": self.policy.name}
-        return fields if self.beside is None else {**fields, "beside": self.beside}
+    beside: str = ""
 
 
 class Monitor:
@@ -205,7 +200,7 @@ class Monitor:
         self._metrics, self._max_under_way = policies.metrics, policies.limits.max_under_way
         self._texts = texts
         self._under_way: set[asyncio.Task[None]] = set()
-        self._waiting: Counter[tuple[str, str | None]] = Counter()  # by policy and `beside`
+        self._waiting: Counter[tuple[str, str]] = Counter()  # by policy and `beside`
         self._log = None if log is None else appended(log)
 
     def begin(
@@ -257,18 +252,15 @@ class Monitor:
         try:
             forecast = await entry.policy.detox.forecast(prompt, draft, **settings)
         except PromptRefusedError:
-            self._record(entry, "changed", texts, character=0, word=0, accepted_above=1.0)
+            self._record(entry, "changed", texts, character=0, accepted_above=1.0)
         except asyncio.CancelledError:
             self._record(entry, "skipped", texts)
             raise
         except Exception as error:
             self._record(entry, "failed", texts, error=traced(error))
         else:
-            name, beside = entry.policy.name, entry.beside
-            if beside is None:
-                self._metrics.monitor_score.labels(name).observe(forecast.score)
-            else:
-                self._metrics.shadow_score.labels(beside, name).observe(forecast.score)
+            scores = self._metrics.monitor_score.labels(entry.policy.name, entry.beside)
+            scores.observe(forecast.score)
             outcome = "changed" if forecast.would_change else "unchanged"
             self._record(entry, outcome, texts, **vars(forecast))
 
@@ -277,24 +269,23 @@ class Monitor:
     ) -> None:
         """Record an outcome. known: the fields of a forecast, or an `error`."""
         policy = entry.policy
-        if entry.beside is not None:
-            self._metrics.shadowed.labels(entry.beside, policy.name, outcome).inc()
-        else:
-            self._metrics.monitored.labels(policy.name, outcome).inc()
-            if outcome in ("changed", "unchanged"):
-                policy.budget.count(altered=outcome == "changed")
+        self._metrics.monitored.labels(policy.name, entry.beside, outcome).inc()
+        if not entry.beside and outcome in ("changed", "unchanged"):
+            policy.budget.count(altered=outcome == "changed")
         fields = {
+            "request": entry.request,
+            "choice": entry.choice,
+            "policy": policy.name,
+            "beside": entry.beside,
             "outcome": outcome,
-            "would_change": {"changed": True, "unchanged": False}.get(outcome),
-            **dict.fromkeys(("score", "character", "word", "accepted_above")),
+            **dict.fromkeys(("score", "character", "accepted_above")),
             **known,
         }
-        kind = "monitored" if entry.beside is None else "shadow"
-        LOG.info(json.dumps({kind: entry.fields() | fields}))
+        LOG.info(json.dumps({"monitored": fields}))
         fields.pop("error", None)
         if self._log is None:
             return
-        line = {"time": round(time.time(), 3), **entry.fields(), **(texts or {}), **fields}
+        line = {"time": round(time.time(), 3), **fields, **(texts or {})}
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:

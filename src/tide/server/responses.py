@@ -105,18 +105,13 @@ class AllowedTools(Wire):
     mode: Text
     tools: Rows[ChosenTool]
 
+    def for_chat(self) -> dict[str, Any]:
+        allowed = [tool.for_chat() for tool in self.tools]
+        return {"type": self.type, self.type: {"mode": self.mode, "tools": allowed}}
+
 
 class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
-
-
-class TextConfig(Wire):
-    format: TextFormat | None = None
-    verbosity: Text | None = None
-
-
-class Reasoning(Wire):
-    effort: Text | None = None
 
 
 class ResponsesRequest(Translated):
@@ -125,8 +120,9 @@ class ResponsesRequest(Translated):
     max_output_tokens: MaxTokens = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
-    text: TextConfig = TextConfig()
-    reasoning: Reasoning = Reasoning()
+    format: TextFormat | None = Field(None, validation_alias=AliasPath("text", "format"))
+    verbosity: Text | None = Field(None, validation_alias=AliasPath("text", "verbosity"))
+    effort: Text | None = Field(None, validation_alias=AliasPath("reasoning", "effort"))
 
     unsupported: ClassVar = {
         "background": "not supported; leave it out, and use stream for long answers",
@@ -140,30 +136,24 @@ class ResponsesRequest(Translated):
         "max_tool_calls",
         "metadata",  # OpenAI refuses it in a chat that is not stored
         "n",
+        "reasoning",  # besides its effort
         "store",
         "stream_options",
+        "text",  # besides format and verbosity
         "truncation",
     )
 
     def fields(self) -> dict[str, Any]:
-        choice, format_ = self.tool_choice, self.text.format
+        choice, format_ = self.tool_choice, self.format
         described = ("name", "description", "strict")
         fields: dict[str, Any] = {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "tools": [function_of(tool, tool.parameters, described) for tool in self.tools],
-            "tool_choice": choice,
-            "verbosity": self.text.verbosity,
-            "reasoning_effort": self.reasoning.effort,
+            "tool_choice": choice.for_chat() if isinstance(choice, Wire) else choice,
+            "verbosity": self.verbosity,
+            "reasoning_effort": self.effort,
         }
-        if isinstance(choice, ChosenTool):
-            fields["tool_choice"] = choice.for_chat()
-        elif isinstance(choice, AllowedTools):
-            allowed = [tool.for_chat() for tool in choice.tools]
-            fields["tool_choice"] = {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": choice.mode, "tools": allowed},
-            }
         if format_ is not None:
             fields["response_format"] = {"type": format_.type}
             if format_.type == "json_schema":
@@ -217,10 +207,6 @@ class ResponseShape:
             "parallel_tool_calls": (request.model_extra or {}).get("parallel_tool_calls", True),
             "tool_choice": chosen or "auto",
             "tools": [tool.model_dump() for tool in request.tools],
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "previous_response_id": None,
-            "store": False,
             "usage": None,
         }
         if isinstance(chosen, Wire):

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    Strict,
     Tag,
     ValidationError,
     model_validator,
@@ -44,11 +45,6 @@ _REFUSED_IN_TEMPLATE = dict.fromkeys((*_EXPOSING, "messages"), _UNSCORED)
 _MOST_NESTED, _MOST_NAMES = 64, 100
 
 
-def _whole(number: Any) -> Any:
-    is_whole = isinstance(number, float) and number.is_integer()
-    return int(number) if is_whole else number
-
-
 def few(names: Any) -> Any:
     # Checked before validation: a report of a fault at each name takes seconds, or the memory.
     if isinstance(names, dict) and len(names) > _MOST_NAMES:
@@ -67,7 +63,7 @@ def _greedy(temperature: float) -> float:
 # Where 0 is refused, clients learned to send 1e-6 for it.
 Temperature = Annotated[float, AfterValidator(_greedy)]
 # An integer, which clients in Lua, R and other languages send as 6.0.
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, Strict(False)]
 # A limit of tokens. LM Studio, llama.cpp and Ollama take -1 for none.
 MaxTokens = Annotated[Whole | None, AfterValidator(_limited)]
 

@@ -73,26 +73,14 @@ class Metrics:
             "reloads", "Reloads of the policy file: done or failed", ("outcome",)
         )
         self.outcomes = counter("completions", "Completions by outcome", ("outcome",))
-        self.changed = counter(
-            "changed_completions",
-            "Texts given out that differ from the model's own text; whole: its whole text failed; "
-            "beginning: a beginning of it failed, so the rest was never written or scored",
-            ("failed",),
-        )
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
         self.monitored = counter(
             "monitor_answers",
             "Monitored answers by outcome: changed or unchanged by enforcing, failed (no score) or "
-            "skipped (too many were waiting)",
-            ("policy", "outcome"),
-        )
-        self.shadowed = counter(
-            "shadow_answers",
-            "Sent answers by the outcome that a shadow policy would have had for them, as in "
-            "tide_monitor_answers",
-            ("policy", "shadow", "outcome"),
+            "skipped (too many were waiting); beside: the policy whose shadow is `policy`",
+            ("policy", "beside", "outcome"),
         )
         self.of_policy = counter(
             "policy_answers",
@@ -144,12 +132,9 @@ class Metrics:
         self.before = scores("toxicity_before", "Score of the model's own text")
         self.after = scores("toxicity_after", "Score of the returned text")
         self.monitor_score = scores(
-            "monitor_score", "Score of a monitored answer, or of its failing beginning", ("policy",)
-        )
-        self.shadow_score = scores(
-            "shadow_score",
-            "Score that a shadow policy gave a sent answer, or its failing beginning",
-            ("policy", "shadow"),
+            "monitor_score",
+            "Score of a monitored answer, or of its failing beginning",
+            ("policy", "beside"),
         )
 
     def add(self, answered: Result | Draft) -> None:
@@ -161,8 +146,6 @@ class Metrics:
         best = answered.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
-        if is_changed(best):
-            self.changed.labels("beginning" if best.base_partial else "whole").inc()
         self.rounds.inc(best.rounds)
         self.evaluations.inc(best.evaluations)
         self.generated.inc(best.generated_tokens)
