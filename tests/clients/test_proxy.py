@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import KEY
 from tests.engines.openai.server import TextServer
-from tests.server.processes import serving
+from tests.server.processes import answering
 
 pytestmark = pytest.mark.clients
 
@@ -61,11 +62,15 @@ def client(upstream: str, guardrail_url: str, tmp_path_factory: pytest.TempPathF
         "guardrails": [{"guardrail_name": "tide", "litellm_params": guardrail}],
         "general_settings": {"master_key": MASTER},
     }
-    path = tmp_path_factory.mktemp("proxy") / "config.yaml"
+    folder = tmp_path_factory.mktemp("proxy")
+    path = folder / "config.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML, too
-    own = {"CONFIG_FILE_PATH": str(path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with serving(sys.executable, "-m", "tests.clients.proxy", **own) as process:
-        yield openai.OpenAI(base_url=f"{process.url}/v1", api_key=MASTER, max_retries=0)
+    with answering(
+        Path(sys.executable).with_name("litellm"), "--config", path, "--port",
+        log=folder / "log", seconds=120.0, health="/health/liveliness",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    ) as url:  # fmt: skip
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key=MASTER, max_retries=0)
 
 
 def said(client: Any, asked: str, **more: Any) -> str:

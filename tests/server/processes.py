@@ -74,10 +74,12 @@ def serving(*command: str, **environment: str) -> Iterator[Process]:
 
 
 @contextmanager
-def answering(*command: str | Path, log: Path, seconds: float, **environment: str) -> Iterator[str]:
+def answering(
+    *command: str | Path, log: Path, seconds: float, health: str = "/health", **environment: str
+) -> Iterator[str]:
     """The address of somebody else's server, once it is well; its output is in `log`.
 
-    command: lacks its last argument, the port.
+    command: lacks its last argument, the port. health: the path that says whether it is well.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -96,7 +98,7 @@ def answering(*command: str | Path, log: Path, seconds: float, **environment: st
         end = time.monotonic() + seconds
         while True:
             try:
-                httpx.get(f"{url}/health", timeout=5.0).raise_for_status()
+                httpx.get(f"{url}{health}", timeout=5.0).raise_for_status()
                 break
             except httpx.HTTPError:
                 assert server.poll() is None, log.read_text()[-3000:]

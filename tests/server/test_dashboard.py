@@ -1,8 +1,10 @@
-"""Files for operators: the Grafana dashboard, alerts, and the chart, where helm is installed."""
+"""Files for operators: the Grafana dashboard, alerts, and the chart, where helm is installed.
+
+`tests/cli/test_serve.py` compares the names of their options with those of the command.
+"""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 from tests.server.running import running, wait_until, written
-from tide.cli.serve import PREFIX, serve
+from tide.cli.serve import PREFIX
 from tide.server.gate import KEYS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -67,14 +69,6 @@ def test_dashboard_alerts_and_metrics_are_of_each_other(tmp_path: Path) -> None:
     shown = " ".join(queries())
     kinds = re.findall(r"^# TYPE (tide_\w+) (?!gauge)\w+$", text, re.MULTILINE)
     assert all(name in shown for name in kinds if not name.endswith("_created"))
-
-
-def test_chart_sets_options_that_serve_has() -> None:
-    options = {f"{PREFIX}_{name.upper()}" for name in inspect.signature(serve).parameters}
-    texts = [path.read_text("utf-8") for path in CHART.rglob("*.yaml")]
-    named = set(re.findall(rf"{PREFIX}_[A-Z_]+", "".join(texts)))
-    assert f"{PREFIX}_BASE_URL" in named
-    assert named <= options | {KEYS}
 
 
 def test_chart_options_cannot_repeat_what_the_chart_sets() -> None:

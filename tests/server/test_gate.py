@@ -134,8 +134,7 @@ def test_head_is_get_without_the_body() -> None:
             answer = server.http.head(path)
             assert (answer.status_code, answer.content) == (200, b"")
             assert answer.headers["content-type"] == server.http.get(path).headers["content-type"]
-        assert server.http.head("/v1/completions").status_code == 405
-        assert server.http.get("/v1/completions").headers["allow"] == "POST"
+        assert server.http.head("/v1/completions").headers["allow"] == "POST"
         assert server.http.get("/health").json() == {"status": "ok"}  # the connection still works
 
 
@@ -294,15 +293,6 @@ def test_without_a_scorer_nothing_leaves(
     levels = [level for level, line in lines if line.get("status") == 503]
     assert set(levels) == {"ERROR"}
     assert all(level == "INFO" for level, line in lines if line.get("status") == 200)
-
-
-def test_a_fault_of_ours_is_told_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tide.server.generation.summed", None)
-    with running() as server:
-        for more in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
-            answer = server.ask(**more)
-            assert "an internal error" in answer.text
-            assert "NoneType" not in answer.text
 
 
 def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -138,7 +138,7 @@ def test_span_of_a_completion(
         assert all(text not in span.to_json() for span in exporter.get_finished_spans())
 
 
-def test_span_of_an_error_quotes_no_text(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_and_its_span_quote_no_text(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     _, span = ask(prompt=PROMPT, max_tokens="many")
     assert span.status.status_code is StatusCode.UNSET
 
@@ -148,6 +148,8 @@ def test_span_of_an_error_quotes_no_text(ask: Ask, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tide.server.scoring.ScoringApi.moderate", crash)
     answer, span = ask("/v1/moderations", input=PROMPT)
     assert answer.status_code == 500
+    assert "an internal error" in answer.text
+    assert PROMPT not in answer.text
     assert span.status.status_code is StatusCode.ERROR
     assert PROMPT not in span.to_json()
 

@@ -41,8 +41,8 @@ class TextServer:
     word each. dialect: turns events into bytes, like one kind of server. faults: for requests with
     a marker in their text, what is sent or done instead. message: the events of an answer to a
     chat, in place of the model's. media_type: of streams. refused: fields, with the values that
-    are answered with 422. requests: the bodies of all requests. left: number of clients that went
-    away.
+    are answered with 422. requests, headers: the bodies and headers of all requests. left: number
+    of clients that went away.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -59,6 +59,7 @@ class TextServer:
         self.pause = 0.0
         self.media_type = "text/event-stream"
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
         self.left = self.port = 0
         self.__dict__.update(options)
         self._http: _Quiet | None = None
@@ -161,6 +162,7 @@ class TextServer:
 
     def _complete(self, handler: BaseHTTPRequestHandler, body: Any, *, is_chat: bool) -> None:
         self.requests.append(body)
+        self.headers.append(handler.headers)
         unknown = {"top_k", "min_p", "min_tokens", "repeat_penalty"} & set(body)
         if self.strict and (unknown or "continue_final_message" in body):
             _send(handler, 400, {"error": {"message": f"Unrecognized: {sorted(unknown)}"}})
