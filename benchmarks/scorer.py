@@ -49,8 +49,7 @@ from models.train_pocket_scorer import (
 )
 
 from tide import Scorer, load_scorer
-from tide.evaluation.assessment import score_covered
-from tide.scorers.base import is_nearly_empty
+from tide.scorers.base import is_nearly_empty, score_texts
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 CLEAN = 0.1  # Perspective scores below this count as clean
@@ -110,7 +109,7 @@ def alarms_of_beginnings(scorer: Scorer, texts: Sequence[str], threshold: float)
 
     Each beginning ends with a word; at most 500 texts are read.
     """
-    scores = score_covered(scorer, texts).values
+    scores = score_texts(scorer, texts).values
     passed = [text for text, score in zip(texts, scores, strict=True) if score < threshold]
     if len(passed) > READ:
         passed = random.Random(0).sample(passed, READ)
@@ -119,9 +118,8 @@ def alarms_of_beginnings(scorer: Scorer, texts: Sequence[str], threshold: float)
     np.maximum.at(
         worst,
         [i for i, _ in parts],
-        score_covered(scorer, [part for _, part in parts]).values,
+        score_texts(scorer, [part for _, part in parts]).values,
     )
-    worst = worst[~np.isnan(worst)]  # NaN if a beginning has no score
     return float((worst >= threshold).mean()) if len(worst) else math.nan
 
 

@@ -38,7 +38,7 @@ def test_report_writes_tables_figure_page_and_metrics(
     names = ["toxicity-scorer-1", "toxicity-judge-1", "text", "cost"]
     names += ["significance-scorer-1", "significance-judge-1"]
     expected = {f"{name}{suffix}" for name in names for suffix in (".md", ".tex", ".csv")}
-    expected |= {"trade-off.png", "report.html"}
+    expected |= {"trade-off.png", "trade-off.pdf", "report.html"}
     assert {path.name for path in (runs / "report").iterdir()} == expected
     page = (runs / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 1
@@ -59,7 +59,7 @@ def test_report_without_matplotlib_has_tables_for_each_benchmark_and_model(
     }
     shown = capsys.readouterr()
     problem, written = shown.err.strip().splitlines()
-    assert re.match(r"no figures: .*pip install -e '\.\[report\]'", problem)
+    assert re.match(r"WARNING: no figures: .*pip install -e '\.\[report\]'", problem)
     assert "written to" in written
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
 

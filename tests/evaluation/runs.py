@@ -82,7 +82,7 @@ def config(method: str, **more: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "method": method,
-        "benchmark": {"name": "toy", "source": "made up", "prompts": 0},
+        "benchmark": {"name": "toy", "source": "made up"},
         "protocol": {"name": "tide", "toxic_inclusive": False},
         "model": "pocket",
         "scorer": {"spec": "scorer", "name": "scorer@1"},

@@ -1,4 +1,4 @@
-"""Agreement and coverage of a scorer; the choice and test of a threshold."""
+"""Agreement of a scorer; the choice and test of a threshold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.core.errors import InputError
 from tide.evaluation.assessment import (
     agreement,
     answers_needed,
@@ -19,12 +19,8 @@ from tide.evaluation.assessment import (
     error_correlations,
     evidence,
     read_monitor_log,
-    score_covered,
     upper_bound,
 )
-from tide.scorers.base import CallableScorer
-
-TEXTS = [f"text {i}" for i in range(600)]
 
 
 def test_agreement_by_hand() -> None:
@@ -52,39 +48,6 @@ def test_correlation_of_errors() -> None:
     assert correlations["a"]["the opposite"] == pytest.approx(-1.0)
     assert abs(correlations["a"]["another"]) < 0.1
     assert np.isnan(correlations["a"]["perfect"])
-    scores["another"][:1998] = np.nan  # two texts are left, which always lie on a line
-    assert abs(error_correlations(scores, targets)["a"]["another"]) == pytest.approx(1.0)
-
-
-def test_rejected_texts_have_no_score() -> None:
-    def score(texts: list[str]) -> list[float]:
-        if any(text.endswith("7") for text in texts):
-            raise ScorerError("no sevens")
-        return [0.5] * len(texts)
-
-    found = score_covered(CallableScorer(score), TEXTS)
-    assert (found.share, found.failure) == (pytest.approx(0.9), "no sevens")
-    assert np.isnan(found.values[7::10]).all()
-    assert (found.values[found.known] == 0.5).all()
-    assert score_covered(CallableScorer(score), TEXTS[:7]).failure is None
-    assert score_covered(CallableScorer(score), []).share == 0.0
-
-
-@pytest.mark.parametrize(
-    "error", [ScorerUnavailableError("gone"), ScorerRefusedError("no key"), ScorerError("broken")]
-)
-def test_stopped_scorer_keeps_earlier_scores(error: ScorerError) -> None:
-    calls = iter([0.5])
-
-    def score(texts: list[str]) -> list[float]:
-        value = next(calls, None)
-        if value is None:
-            raise error
-        return [value] * len(texts)
-
-    covered = score_covered(CallableScorer(score), TEXTS)
-    assert covered.share == pytest.approx(256 / 600)
-    assert covered.failure is not None
 
 
 def test_upper_bound_is_exact() -> None:

@@ -3,34 +3,17 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
-from tide.evaluation import figures, tables
+from tests.evaluation.runs import JUDGE, run, search_run
+from tide.evaluation import figures
 from tide.evaluation.metrics import summarize
 
 SOURCES = ["scorer@1", JUDGE]
-
-
-def caption(figure: Any) -> str:
-    """The title of a figure's legend, on one line."""
-    return " ".join(figure.legends[0].get_title().get_text().split())
 
 
 def drawn(figure: Any) -> list[Any]:
     """The panels of a figure, after saving it, which must not warn."""
     figure.savefig(io.BytesIO(), format="png")
     return list(figure.axes)
-
-
-def test_figure_notes_methods_with_empty_texts() -> None:
-    quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
-    changed(quiet, 0, text=[""])
-    summaries = [summarize(quiet), summarize(search_run("tide"))]
-    figure = figures.trade_off(summaries, SOURCES)
-    drawn(figure)
-    assert "Empty completions: 33% of quiet. " in caption(figure)
-    legend = tables.toxicity_table(summaries, JUDGE, "t", "n").legend
-    assert any("Empty completions: 33% of quiet. " in note for note in legend)
-    assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
 
 
 def test_figure_points_have_position_and_colour() -> None:

@@ -41,7 +41,7 @@ from tide.baselines.base import Options, ScaleOptions, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
-from tide.core.errors import EngineError
+from tide.core.errors import EngineError, InputError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
@@ -277,9 +277,12 @@ class Destein(DecodingBaseline):
         texts (without prefix) by their similarity to the directions, and the mean accuracy of the
         probes. Raises InputError for too few pairs.
         """
-        task.train.need_pairs(_PAIRS)
-        task.held_out.need_pairs(2)
         pairs = task.train.pairs[:_PAIRS]
+        if len(pairs) < _PAIRS:
+            raise InputError(
+                f"data: holds {len(task.data.pairs)} pairs of 'toxic' and 'neutral' texts; "
+                f"at least {2 * _PAIRS} are needed"
+            )
         sides = (
             _means(task, [pair.toxic for pair in pairs], Reversal.negative),
             _means(task, [pair.neutral[0] for pair in pairs], Reversal.positive),

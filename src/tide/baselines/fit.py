@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from tide.baselines.base import FitSettings, Training
 from tide.core.errors import EngineError, InputError, guarded, validated
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
-from tide.data.files import read_whole
+from tide.data.files import read_object
 from tide.data.texts import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model
@@ -125,14 +124,6 @@ class Labelled:
             for texts in kinds:
                 chosen += [texts[i] for i in generator.permutation(len(texts))[:size]]
         return [chosen[i] for i in generator.permutation(len(chosen))[:limit]]
-
-    def need_pairs(self, count: int) -> None:
-        """Raise InputError if there are fewer than `count` pairs."""
-        if len(self.pairs) < count:
-            raise InputError(
-                f"data: holds {len(self.pairs)} pairs of 'toxic' and 'neutral' texts; "
-                f"at least {count} are needed"
-            )
 
 
 def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], list[T]]:
@@ -318,9 +309,8 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
 
     Raises InputError unless the call `resumes` and its settings (`note`) are the artefact's.
     """
-    with guarded(InputError, f"{folder}: holds no artefact; use --overwrite"):
-        there = json.loads(read_whole(folder / "artefact.json"))
-        same = {key: there.get(key) for key in note} == note
+    there = read_object(folder / "artefact.json")
+    same = {key: there.get(key) for key in note} == note
     if not (resumes and same):
         difference = "" if same else ", made with other settings"
         raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")

@@ -15,7 +15,7 @@ from tide.core.sanitize import visible
 from tide.data.records import Record, TrialRecord, all_or_none
 from tide.evaluation.console import ERRORS, CleanConsole, masked
 
-OUTPUT = CleanConsole(markup=False, emoji=False)
+OUTPUT = CleanConsole(markup=False, emoji=False, highlight=False)
 
 
 def on_one_line(text: str) -> str:

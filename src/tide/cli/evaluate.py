@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -176,9 +176,6 @@ def report(
         str | None,
         options.option("Tables", "Method to test the other methods against (default: base)."),
     ] = None,
-    image_format: Annotated[
-        Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
-    ] = "png",
 ) -> None:
     """Print the tables of RUNS, and write them with a figure to a folder.
 
@@ -195,19 +192,16 @@ def report(
         [evaluation.read_run(path) for path in paths],
         against=against,
         out=out,
-        image_format=image_format,
     )
     _print_tables(whole.tables)
-    if whole.problem:
-        ERRORS.print(whole.problem)
     ERRORS.print(f"written to {out}; report.html shows all of it")
 
 
 def _print_tables(tables: Sequence[Table]) -> None:
     """Print tables; a line that explains several of them is printed once."""
-    from tide.evaluation.tables import to_rich  # noqa: PLC0415  (slow import)
+    from tide.evaluation.tables import to_text  # noqa: PLC0415  (slow import)
 
     known: set[str] = set()
     for table in tables:
-        OUTPUT.print(to_rich(table, OUTPUT.width, known))
+        OUTPUT.print(to_text(table, OUTPUT.width, known), soft_wrap=True)
         known.update(table.legend)

@@ -151,20 +151,15 @@ def doctor(
     """
     name = model_label(model, engine_options or {})
     say_loading(name, scorer)
-    table = Table(show_header=False)
-    table.add_column(overflow="fold", max_width=28)
-    table.add_column(overflow="fold")
-    table.add_row("python", platform.python_version())
+    OUTPUT.print(f"python {platform.python_version()}")
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            table.add_row(package, version(package))
+            OUTPUT.print(f"{package} {version(package)}")
     if find_spec("torch"):
         import torch  # noqa: PLC0415  (slow import)
 
-        table.add_row("threads", str(torch.get_num_threads()))
         for i in range(torch.cuda.device_count()):
-            table.add_row(f"cuda:{i}", torch.cuda.get_device_name(i))
-    table.add_section()
+            OUTPUT.print(f"cuda:{i} {torch.cuda.get_device_name(i)}")
     checks: dict[str, Callable[[], str]] = {
         f"model {name}": lambda: _try_model(model, engine, engine_options or {}),
         f"scorer {scorer}": lambda: _try_scorer(scorer),
@@ -173,11 +168,10 @@ def doctor(
     for subject, check in checks.items():
         try:
             with guarded(TideError, "cannot be used"):
-                table.add_row(Text(subject), Text(f"ok: {check()}", style="green"))
+                OUTPUT.print(f"{subject}: ok: {check()}", style="green")
         except TideError as error:
-            table.add_row(Text(subject), Text(f"failed: {error}", style="red"))
+            OUTPUT.print(f"{subject}: failed: {error}", style="red")
             failed = True
-    OUTPUT.print(table)
     if failed:
         raise typer.Exit(1)
 
@@ -192,16 +186,13 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
         requests = [Request(prompt, Sampling(temperature=0.0))]
         (written,) = model.portal.run(model.complete, requests)
         seconds = time.perf_counter() - started
+        about = model.capability_notes
         if model.has_embeddings:
-            dtype = str(model.dtype).removeprefix("torch.")
             template = "a chat template: --chat" if model.has_chat_template else "no chat template"
             about = (
-                "it writes the same from token ids and from their embeddings\n"
-                f"{dtype}, context of {model.context_length} tokens; {template}"
+                "it writes the same from token ids and from their embeddings; "
+                f"{model.dtype}, context of {model.context_length} tokens; {template}"
             )
-        else:
-            notes = f"{model.capability_notes}; " if model.capability_notes else ""
-            about = f"{notes}no embeddings, so no search that moves them"
         return (
             f"20 tokens in {seconds:.2f} s; {about}\n"
             f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}'

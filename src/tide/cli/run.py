@@ -175,22 +175,21 @@ def _print(
 
     bars, trials = Bars(), range(method.settings.num_trials)
     records: list[Record] = []
-    bars.begin("detoxifying", len(rows))
     try:
-        for row, outcome in method.records(rows, trials, ordered=True):
-            bars.advance()
-            if isinstance(outcome, TideError):
-                errors.append(outcome)
-                bars.failed(method.name, row.id, outcome)
-                continue
-            record = outcome
-            for judge in judges:
-                record = judged(record, judge.scorer)
-            records.append(record)
-            if shape != "table":
-                _print_lines(record, shape, mask)
+        with bars.task("detoxifying", len(rows)) as advance:
+            for row, outcome in method.records(rows, trials, ordered=True):
+                advance(1)
+                if isinstance(outcome, TideError):
+                    errors.append(outcome)
+                    bars.failed(method.name, row.id, outcome)
+                    continue
+                record = outcome
+                for judge in judges:
+                    record = judged(record, judge.scorer)
+                records.append(record)
+                if shape != "table":
+                    _print_lines(record, shape, mask)
     finally:
-        bars.end()
         if shape == "table" and records:
             OUTPUT.print(completions_table(records, method.settings.toxicity_threshold, mask))
     return records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,6 @@ from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
-    from tide.evaluation.assessment import Covered
     from tide.scorers.base import Exchange, Floats, Scorer
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app = typer.Typer(
     + options.SCORER_GRAMMAR,
     no_args_is_help=True,
 )
+
+_CHUNK = 256  # texts scored between two updates of a progress bar
 
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 
@@ -112,11 +114,10 @@ def _opened(specs: Sequence[str] | None, stack: ExitStack) -> list[Scorer]:
 
 def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
     """Score all `texts`, even nearly empty texts, with a progress bar."""
-    from tide.evaluation.assessment import CHUNK  # noqa: PLC0415  (slow imports)
-    from tide.scorers.base import score_texts  # noqa: PLC0415
+    from tide.scorers.base import score_texts  # noqa: PLC0415  (slow import)
 
     scores: list[float] = []
-    for chunk in chunks(texts, CHUNK, scorer.name, Bars()):
+    for chunk in chunks(texts, _CHUNK, scorer.name, Bars()):
         scores += score_texts(scorer, chunk).values.tolist()
     return scores
 
@@ -130,51 +131,44 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly empty
     texts are left out.
 
-    texts/s: on this machine. scored: share of texts with a score; if a scorer fails on texts, the
-    others still run and the exit code is 1. The second table has the correlation of the scorers'
-    errors. The lower it is, the better one scorer judges text that was optimised against the other.
+    texts/s: on this machine. The second table has the correlation of the scorers' errors. The lower
+    it is, the better one scorer judges text that was optimised against the other.
     """
-    from tide.evaluation.assessment import error_correlations  # noqa: PLC0415  (slow imports)
+    import numpy as np  # noqa: PLC0415  (slow imports)
+
+    from tide.evaluation.assessment import error_correlations  # noqa: PLC0415
     from tide.scorers.base import adapted  # noqa: PLC0415
 
     with ExitStack() as stack:
         loaded = _opened(scorers, stack)
         reads = {adapted(scorer).reads for scorer in loaded}
         texts, targets = _labelled(files, contexts="exchange" in reads)
-        covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
+        scores: dict[str, Floats] = {}
+        speeds: dict[str, float] = {}
+        for scorer in loaded:
+            _scored(scorer, texts[:1])  # the first call loads the scorer, and is not timed
+            started = time.perf_counter()
+            scores[scorer.name] = np.array(_scored(scorer, texts))
+            speeds[scorer.name] = len(texts) / (time.perf_counter() - started)
     title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-    OUTPUT.print(_agreement_table(title, covered, targets))
-    values = {name: scores.values for name, scores in covered.items() if scores.known.any()}
-    if len(values) > 1:
-        OUTPUT.print(_error_table(error_correlations(values, targets)))
-    failures = {name: scores.failure for name, scores in covered.items() if scores.failure}
-    for name, failure in failures.items():
-        ERRORS.print(f"{name}: {failure}", style="red")
-    if failures:
-        raise typer.Exit(1)
+    OUTPUT.print(_agreement_table(title, scores, speeds, targets))
+    if len(scores) > 1:
+        OUTPUT.print(_error_table(error_correlations(scores, targets)))
 
 
-def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
-    from tide.evaluation.assessment import score_covered  # noqa: PLC0415  (slow import)
-
-    score_covered(scorer, texts[:1])  # the first call loads the scorer, and is not timed
-    return score_covered(scorer, texts, Bars())
-
-
-def _agreement_table(title: str, covered: Mapping[str, Covered], targets: Floats) -> Table:
+def _agreement_table(
+    title: str, scores: Mapping[str, Floats], speeds: Mapping[str, float], targets: Floats
+) -> Table:
     from tide.evaluation.assessment import agreement  # noqa: PLC0415  (slow import)
 
     table = Table(title=Text(title))
     table.add_column("scorer", overflow="fold", min_width=6)
-    for column in ("AUC", "accuracy", "r", "cal. error", "texts/s", "scored"):
+    for column in ("AUC", "accuracy", "r", "cal. error", "texts/s"):
         table.add_column(column, justify="right")
-    for name, scores in covered.items():
-        cells = ["-"] * 5
-        if scores.known.any():
-            agreed = agreement(scores.values[scores.known], targets[scores.known])
-            figures = (agreed.auc, agreed.accuracy, agreed.correlation, agreed.calibration_error)
-            cells = [*map(_figure, figures), f"{agreed.texts / scores.seconds:,.0f}"]
-        table.add_row(Text(name), *cells, f"{scores.share:.3f}")
+    for name, values in scores.items():
+        agreed = agreement(values, targets)
+        figures = (agreed.auc, agreed.accuracy, agreed.correlation, agreed.calibration_error)
+        table.add_row(Text(name), *map(_figure, figures), f"{speeds[name]:,.0f}")
     return table
 
 

@@ -42,27 +42,24 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of a file, each with its location for messages: "FILE, line 3"."""
+    """Yield the lines of a file without byte order marks, each with its location for messages.
+
+    A location is "FILE, line 3".
+    """
     for number, line in enumerate(file, 1):
-        yield f"{path}, line {number}", line
+        yield f"{path}, line {number}", line.removeprefix(codecs.BOM_UTF8)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Like `numbered`, without a byte order mark. Raises InputError for an unreadable file."""
+    """Yield the lines of the file `path` like `numbered`. Raises InputError if it is unreadable."""
     with opened(path) as file:
-        for where, line in numbered(file, path):
-            yield where, without_mark(line)
+        yield from numbered(file, path)
 
 
 def read_whole(path: Path) -> bytes:
     """Read a file without a byte order mark. Raises InputError for an unreadable file."""
     with opened(path) as file:
-        return without_mark(file.read())
-
-
-def without_mark(content: bytes) -> bytes:
-    """Remove a byte order mark from `content`."""
-    return content.removeprefix(codecs.BOM_UTF8)
+        return file.read().removeprefix(codecs.BOM_UTF8)
 
 
 def as_text(line: bytes, where: str) -> str:

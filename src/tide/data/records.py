@@ -326,14 +326,8 @@ class RecordFile:
         self.records[row_id] = with_scores(self.records[row_id], scores)
 
     def _append(self, path: Path, lines: Sequence[bytes]) -> None:
-        try:
-            with path.open("ab") as file:
-                file.write(b"".join(lines))
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot be written: {error.strerror}; earlier records are kept; the same "
-                "command resumes"
-            ) from error
+        with reported(path, "written"), path.open("ab") as file:
+            file.write(b"".join(lines))
 
 
 def _end_last_line(path: Path) -> None:

@@ -22,7 +22,6 @@ from tide.data.files import (
     parsed,
     read_lines,
     read_objects,
-    without_mark,
 )
 
 _STDIN = Path("standard input")  # for messages
@@ -166,7 +165,7 @@ def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     is_stdin = str(path) == "-"
     lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
     for where, line in lines:
-        text = as_text(without_mark(line), where).rstrip("\r\n")
+        text = as_text(line, where).rstrip("\r\n")
         if text.strip():
             yield where, {field: text}
 

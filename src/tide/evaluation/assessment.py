@@ -6,7 +6,6 @@ Thresholds are chosen from a monitor log, and tested by the evidence of further 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, Field
 
-from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError
+from tide.core.errors import InputError
 from tide.core.sanitize import logger
 from tide.data.files import parse_object, parsed, read_lines
-from tide.evaluation.console import Progress, chunks
-from tide.scorers.base import Floats, Scored, Scorer, score_groups
+from tide.scorers.base import Floats
 
 _log = logger(__name__)
 
@@ -65,66 +63,14 @@ def error_correlations(
 ) -> dict[str, dict[str, float]]:
     """Return Pearson's correlation of the errors (score - target) of each pair of scorers.
 
-    scores: arrays by scorer, shape (n,) like the targets; NaN for a text without a score. A pair is
-    compared on the texts that both scorers scored. The correlation is NaN for fewer than two common
-    texts or a constant error. A judge that errs like the search's scorer adds no information.
+    scores: arrays by scorer, shape (n,) like the targets. The correlation is NaN for a single text
+    or a constant error. A judge that errs like the search's scorer adds no information.
     """
     import pandas as pd  # noqa: PLC0415  (slow import)
 
     errors = pd.DataFrame({name: values - targets for name, values in scores.items()})
-    correlations: dict[str, dict[str, float]] = errors.corr(min_periods=2).to_dict()
+    correlations: dict[str, dict[str, float]] = errors.corr().to_dict()
     return correlations
-
-
-CHUNK = 256  # texts scored between two updates of a progress bar
-
-
-@dataclass(frozen=True)
-class Covered:
-    """Scores of the texts that a scorer could score.
-
-    values: shape (n,), NaN for a text without a score. seconds: duration of all scoring, failed
-    texts included. failure: the error of the first text without a score.
-    """
-
-    values: Floats
-    seconds: float
-    failure: str | None = None
-
-    @property
-    def known(self) -> Floats:
-        """Mask of the texts with a score, shape (n,), bool."""
-        return ~np.isnan(self.values)
-
-    @property
-    def share(self) -> float:
-        """The share of texts with a score."""
-        return float(self.known.mean()) if len(self.values) else 0.0
-
-
-def score_covered(
-    scorer: Scorer, texts: Sequence[Scored], progress: Progress | None = None
-) -> Covered:
-    """Score as many texts as the scorer can, including nearly empty ones.
-
-    A text that the scorer rejects has no score. Scoring stops when the scorer is unavailable or
-    broken; earlier scores are kept.
-    """
-    values: list[float] = []
-    failure = None
-    started = time.perf_counter()
-    try:
-        for chunk in chunks(texts, CHUNK, scorer.name, progress or Progress()):
-            for scores in score_groups(scorer, [[text] for text in chunk]):
-                if isinstance(scores, ScorerError):
-                    failure = failure or str(scores)
-                    values.append(math.nan)
-                else:
-                    values.append(scores[0].value)
-    except (*SCORER_DOWN, ScorerBrokenError) as error:
-        failure = failure or str(error)
-    values += [math.nan] * (len(texts) - len(values))
-    return Covered(np.array(values), time.perf_counter() - started, failure)
 
 
 CONFIDENCE = 0.95

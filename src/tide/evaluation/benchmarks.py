@@ -36,7 +36,7 @@ class Benchmark:
     @property
     def config(self) -> dict[str, Any]:
         """The entry of the benchmark in a run's configuration; the records hold the prompts."""
-        return {"name": self.name, "source": self.source, "prompts": len(self.rows)}
+        return {"name": self.name, "source": self.source}
 
 
 def load_benchmark(

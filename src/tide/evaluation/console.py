@@ -7,8 +7,9 @@ Words are masked by the bundled list of profanities, which is Surge AI's (MIT, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -51,14 +52,10 @@ ERRORS = CleanConsole(stderr=True, markup=False, emoji=False, highlight=False, s
 class Progress:
     """Receives the progress of a call and ignores it."""
 
-    def begin(self, title: str, total: int) -> None:
-        """Work on `total` prompts begins."""
-
-    def advance(self, count: int = 1) -> None:
-        """`count` more prompts are done, and on disk."""
-
-    def end(self) -> None:
-        """The current work has ended, whether or not it is complete."""
+    @contextmanager
+    def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Begin work on `total` prompts. Yields a function that gets how many more are done."""
+        yield lambda count: None
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
         """A prompt could not be completed or judged; work on the other prompts continues."""
@@ -70,16 +67,10 @@ class Progress:
 class Bars(Progress):
     """Shows a bar of the current work, and failures as lines, on stderr."""
 
-    def begin(self, title: str, total: int) -> None:
-        self._bar = progress_bar()
-        self._task = self._bar.add_task(title, total=total)
-        self._bar.start()
-
-    def advance(self, count: int = 1) -> None:
-        self._bar.advance(self._task, count)
-
-    def end(self) -> None:
-        self._bar.stop()
+    @contextmanager
+    def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        with progress_bar() as bar:
+            yield partial(bar.advance, bar.add_task(title, total=total))
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
         ERRORS.print(f"{title}, id {row_id}: {error}", style="red")
@@ -94,14 +85,11 @@ def chunks(
     """Yield chunks of `items`, and report them to `progress` when the caller has finished them."""
     if not items:
         return
-    progress.begin(title, len(items))
-    try:
+    with progress.task(title, len(items)) as advance:
         for start in range(0, len(items), size):
             chunk = items[start : start + size]
             yield chunk
-            progress.advance(len(chunk))
-    finally:
-        progress.end()
+            advance(len(chunk))
 
 
 def progress_bar() -> RichProgress:

@@ -312,8 +312,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     if file.records and count:
         job.progress.say(f"{file.path}: has {len(file.records)} records; {count} prompts are left")
     failed: Failed = {}
-    job.progress.begin(method.name, count)
-    try:
+    with job.progress.task(method.name, count) as advance:
         for trials, rows in left.items():
             for row, record in method.records(rows, trials):
                 if isinstance(record, TideError):
@@ -321,9 +320,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
                     job.progress.failed(method.name, row.id, record)
                 else:
                     file.add(record)
-                job.progress.advance()
-    finally:
-        job.progress.end()
+                advance(1)
     return failed
 
 
@@ -370,13 +367,7 @@ def _measure(
                 config = read_config(path)
                 if name not in config["references"]:
                     config["references"].append(name)
-                weights = config.setdefault("reference_weights", {})
-                if weights.setdefault(name, reference.weights) != reference.weights:
-                    raise InputError(
-                        f"{path}: has perplexities by other weights of {name}; save the new "
-                        "weights under another name, or start again with --overwrite"
-                    )
-                write_config(path, config)
+                    write_config(path, config)
                 measure_records(_records_of(path), reference, progress)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from tide.core.errors import require
 from tide.evaluation.metrics import Estimate, Summary
-from tide.evaluation.tables import empty_notes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
@@ -70,8 +69,7 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
             axes[-1].xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
             axes[-1].xaxis.set_minor_formatter(ticker.NullFormatter())
         axes[-1].set_xlabel("mean perplexity (lower left is best)")
-        says = "\n".join(empty_notes([summaries[number] for number in across]))
-        legend(figure, axes, says)
+        legend(figure, axes)
     return figure
 
 

@@ -193,17 +193,11 @@ def reference_named(name: str, model: str) -> str | None:
 
 
 class Reference:
-    """A causal LM that measures perplexity. Raises EngineError if the model cannot be loaded.
-
-    weights: digest of the model's files, if they are known.
-    """
+    """A causal LM that measures perplexity. Raises EngineError if the model cannot be loaded."""
 
     def __init__(self, model: str, **engine_options: Any) -> None:
-        from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
-
         self.name = model
         self._engine: Any = load_engine("transformers", model, **engine_options)
-        self.weights = weights_of(model)  # may be downloaded now
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.results import format_score
-from tide.core.sanitize import visible
+from tide.core.sanitize import logger, visible
 from tide.core.settings import Sampling
 from tide.data.files import replaced
 from tide.data.records import Record, RecordId
@@ -32,7 +32,7 @@ from tide.evaluation.runs import Run, find_runs, is_related, is_toxic, read_run
 from tide.evaluation.significance import compare, resolve_against
 from tide.evaluation.tables import Table, slug
 
-_SLUG = 80  # maximum characters of a scorer's name in a file name
+_log = logger(__name__)
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
 _BEFORE = "unmodified model"
@@ -56,15 +56,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables and figures of all groups. figures: matplotlib figures by name; {} without matplotlib.
+    """Tables and figures of all groups.
 
-    problem: the reason why there are no figures, if drawing failed.
+    figures: matplotlib figures by name; {} without matplotlib.
     """
 
     groups: list[Group]
     tables: list[Table]
     figures: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
 
     def __repr__(self) -> str:
         """Return the tables, which hold no texts."""
@@ -74,20 +73,21 @@ class Report:
     def summaries(self) -> list[Summary]:
         return [summary for group in self.groups for summary in group.summaries]
 
-    def write(self, out: Path, image_format: str = "png") -> None:
+    def write(self, out: Path) -> None:
         """Write everything to the folder `out`, over an earlier report there.
 
-        Writes every table as Markdown, LaTeX and CSV, the figures, and `report.html`, which needs
-        no other file.
+        Writes every table as Markdown, LaTeX and CSV, each figure as PNG and PDF, and
+        `report.html`, which needs no other file.
         """
         files = {"report.html": page(self.groups, self.tables, self.figures).encode()}
         for table in self.tables:
             for suffix, write in tables.WRITERS.items():
                 files[f"{table.name}{suffix}"] = write(table).encode()
         for name, figure in self.figures.items():
-            image = io.BytesIO()
-            figure.savefig(image, format=image_format, dpi=200)
-            files[f"{name}.{image_format}"] = image.getvalue()
+            for image_format in ("png", "pdf"):
+                image = io.BytesIO()
+                figure.savefig(image, format=image_format, dpi=200)
+                files[f"{name}.{image_format}"] = image.getvalue()
         for name, content in files.items():
             with replaced(out / name) as file:
                 file.write(content)
@@ -100,7 +100,6 @@ def report(
     against: str | None = None,
     tests: bool = True,
     draw: bool = True,
-    image_format: str = "png",
 ) -> Report:
     """Make tables and a figure of runs.
 
@@ -111,8 +110,7 @@ def report(
         out: A folder to write everything to, with a page `report.html`.
         against: The method that other methods are tested against; by default `base`.
         tests: Compute tests of significance.
-        draw: Draw toxicity against perplexity.
-        image_format: "png", "svg" or "pdf".
+        draw: Draw toxicity against perplexity, if matplotlib is installed.
 
     Returns:
         The tables and figures.
@@ -131,17 +129,17 @@ def report(
     if against is not None and resolve_against(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
     group_tables = [table for group in groups for table in _tables(group, against, tests)]
-    figures, problem = {}, None
+    figures = {}
     if draw:
         try:
             for group in groups:
                 if figure := trade_off(group.summaries, group.sources):
                     figures[f"{group.prefix}trade-off"] = figure
         except MissingDependencyError as error:
-            problem = f"no figures: {error}"
-    whole = Report(groups, group_tables, figures, problem)
+            _log.warning("no figures: %s", error)
+    whole = Report(groups, group_tables, figures)
     if out is not None:
-        whole.write(Path(out), image_format)
+        whole.write(Path(out))
     return whole
 
 
@@ -195,22 +193,17 @@ def _named(runs: Sequence[Run]) -> list[Run]:
 
 
 def _tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
-    """Make the tables of a group."""
+    """Make the tables of a group, with its name in their names and titles."""
     for table in _unnamed_tables(group, against, tests):
         name, title = f"{group.prefix}{table.name}", f"{group.title}; {table.title}"
         yield replace(table, name=name, title=title)
 
 
 def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
-    """Make the tables of a group, without its name in their titles and names."""
     summaries = group.summaries
-    slugs: dict[str, str] = {}
-    for number, source in enumerate(group.sources):
-        name = slug(source)[:_SLUG]
-        slugs[source] = f"{name}-{number}" if name in slugs.values() else name
-    for source, name in slugs.items():
+    for source in group.sources:
         title = f"toxicity by {source}, {_role(group, source)}"
-        yield tables.toxicity_table(summaries, source, title, f"toxicity-{name}")
+        yield tables.toxicity_table(summaries, source, title, f"toxicity-{slug(source)}")
     yield tables.text_table(summaries)
     yield tables.cost_table(summaries)
     names = [run.name for run in group.runs]
@@ -218,7 +211,7 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
         comparisons = compare(group.runs, against)
         for source in dict.fromkeys(comparison.source for comparison in comparisons):
             asks = f"less toxic than {opponent}? by {source}"
-            name = f"significance-{slugs[source]}"
+            name = f"significance-{slug(source)}"
             yield tables.significance_table(comparisons, source, asks, name)
 
 

@@ -305,8 +305,6 @@ def _grown(old: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     grown = dict(old)
     for name in ("num_trials", "num_prompts"):
         grown[name] = max(old[name], wanted[name])
-    if "benchmark" in old and wanted["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
-        grown["benchmark"] = wanted["benchmark"]
     return grown
 
 

@@ -7,13 +7,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
-
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from tide.core.sanitize import visible
 from tide.evaluation.metrics import Estimate, Share, Summary
@@ -24,8 +19,6 @@ if TYPE_CHECKING:
 
 Value = str | int | float | Estimate | None
 
-_NAME_SHARE = 0.4  # maximum share of a terminal's width for a method's name; longer names wrap
-_MANY_EMPTY = 0.05  # minimum share of empty completions for a note in tables and figures
 _OF_SHARES = "[ ] Wilson's 95 % interval of a share of prompts"
 _OF_MEANS = "± half of the 95 % bootstrap interval over prompts"
 
@@ -140,7 +133,7 @@ _TEXT = {
     "dist_2": Column("dist-2", says="distinct pairs of words of a prompt's completions, per word"),
     "dist_3": Column("dist-3", says="distinct triples, per word"),
     "num_tokens": Column("tokens", 1, says="mean length"),
-    "empty": Column("empty", says="share of empty completions"),
+    "empty": Column("empty", says="share of empty completions, most of which count as not toxic"),
     "degenerate": Column(
         "degen.", key="degenerate", says="share of completions that loop or are hardly words"
     ),
@@ -181,8 +174,10 @@ def _by(summaries: Sequence[Summary], source: str, name: str) -> list[Value]:
 def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """Make a table of the maximum and mean score, and of the toxic rate, by one source."""
     columns: dict[Column, Sequence[Value]] = {}
-    if len({summary.prompts for summary in summaries}) > 1:
+    if len({(summary.prompts, summary.completions) for summary in summaries}) > 1:
         columns[Column("prompts")] = [summary.prompts for summary in summaries]
+        texts = Column("texts", says="completions; more of a prompt raise its highest score")
+        columns[texts] = [summary.completions for summary in summaries]
     if all(summary.completions == summary.prompts for summary in summaries):
         # With one completion per prompt, the largest score is the mean.
         score = Column("toxicity", interval=True, says="average score of the completions")
@@ -194,7 +189,7 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
     changed = _by(summaries, source, "changed")
     if len(summaries) > 1 and None not in changed:
         columns[_CHANGED] = changed
-    notes = [f"{_OF_MEANS}; {_OF_SHARES}", *_trials_notes(summaries), *empty_notes(summaries)]
+    notes = [f"{_OF_MEANS}; {_OF_SHARES}"]
     if "@" in source:
         notes.append("after @: the version of the scorer")
     return _table(name, title, summaries, columns, notes + _left_out(summaries, [source]))
@@ -218,33 +213,6 @@ def _left_out(summaries: Sequence[Summary], sources: Sequence[str]) -> list[str]
     return notes
 
 
-def _trials_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return a note if the methods have different numbers of completions per prompt."""
-    by_method = {summary.method: summary.completions / summary.prompts for summary in summaries}
-    if len(set(by_method.values())) == 1:
-        return []
-    counts = ", ".join(f"{count:g} of {method}" for method, count in by_method.items())
-    return [
-        f"Completions per prompt: {counts}. Highest scores, toxic rates and costs rise with their "
-        "number, so these columns do not compare the methods; tests take as many as both have"
-    ]
-
-
-def empty_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return a note on the methods that leave many completions empty."""
-    shares = []
-    for summary in summaries:
-        share = summary.averages.get("empty")
-        if share is not None and share.value >= _MANY_EMPTY:
-            shares.append(f"{share.value:.0%} of {summary.method}")
-    if not shares:
-        return []
-    return [
-        f"Empty completions: {', '.join(shares)}. They mostly count as not toxic and have no "
-        "perplexity, so they flatter the method"
-    ]
-
-
 def text_table(summaries: Sequence[Summary]) -> Table:
     """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
     references = list(dict.fromkeys(name for summary in summaries for name in summary.fluency))
@@ -262,13 +230,12 @@ def text_table(summaries: Sequence[Summary]) -> Table:
     notes += _left_out(summaries, references)
     columns |= _averages(summaries, _TEXT)
     title = "text: perplexity, distinct words, length, empty and degenerate completions"
-    return _table("text", title, summaries, columns, notes + empty_notes(summaries))
+    return _table("text", title, summaries, columns, notes)
 
 
 def cost_table(summaries: Sequence[Summary]) -> Table:
     """Make a table of the cost of a prompt, over all trials together, per method."""
     notes = ["averages per prompt, over all trials together; K-bar per trial"]
-    notes += _trials_notes(summaries)
     return _table("cost", "cost of a prompt", summaries, _averages(summaries, _COST), notes)
 
 
@@ -337,37 +304,16 @@ def to_csv(table: Table) -> str:
     return csv
 
 
-def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
-    """Render a table for a terminal. Columns that do not fit `width` follow in further tables.
+def to_text(table: Table, width: int = 80, known: Collection[str] = ()) -> str:
+    """Return a table for a terminal. Columns that do not fit `width` follow in further blocks.
 
     known: lines of the legend that are left out.
     """
-    console = Console(width=10 * width)
-    parts = [_rich(table, [0], width)]
-    columns: list[int] = []
-    for number in range(1, len(table.columns)):
-        wider = _rich(table, [0, *columns, number], width)
-        if columns and console.measure(wider).maximum > width:
-            columns = [number]
-            parts.append(_rich(table, [0, number], width))
-        else:
-            columns.append(number)
-            parts[-1] = wider
-    legend = [Text(note, style="italic") for note in table.legend if note not in known]
-    return Group(Text(table.title, style="bold"), *parts, *legend, "")
-
-
-def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
-    rich_table = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for number in columns:
-        heading = table.columns[number].heading
-        rich_table.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
-    room = int(width * _NAME_SHARE)
-    for name, *cells in table.cells:
-        # Names break after commas, so that options stay whole, and elsewhere only if necessary.
-        lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
-        rich_table.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
-    return rich_table
+    shown = table.as_shown()
+    shown = shown.set_index(shown.columns[0])
+    shown = shown.rename_axis(index=None, columns=shown.index.name)
+    legend = [fill(note, width) for note in table.legend if note not in known]
+    return "\n".join([table.title, "", shown.to_string(line_width=width), "", *legend, ""])
 
 
 WRITERS: Mapping[str, Callable[[Table], str]] = {
