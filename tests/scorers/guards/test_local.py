@@ -1,9 +1,7 @@
-"""A guard in this process, compared with transformers."""
+"""A guard in this process, trained for seconds to answer in its family's words."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,12 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import save_causal_lm
-from tests.scorers.guards.tiny import FAMILY, TEXTS, VERDICTS, save_guard
+from tests.scorers.guards.tiny import FAMILY, exchanges, prompt_of, save_guard, toxic
 from tide.core.errors import ScorerError
 from tide.scorers import load_scorer
-from tide.scorers.base import Exchange, score_texts
+from tide.scorers.base import Exchange, Scorer, score_texts
 from tide.scorers.guards import FAMILIES, LocalGuard
-from tide.scorers.wrappers import split_words
 
 
 @pytest.fixture(scope="session")
@@ -24,54 +21,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_guard(tmp_path_factory.mktemp("guards") / "qwen3guard-gen")
 
 
-def exchanges(count: int) -> list[Exchange]:
-    """Every second one has a question."""
-    dice = random.Random(0)
-    words = " ".join(TEXTS).split()
-    made = []
-    for number in range(count):
-        question = " ".join(dice.choices(words, k=4)) if number % 2 else ""
-        made.append(Exchange(question, " ".join(dice.choices(words, k=dice.randint(2, 6)))))
-    return made
-
-
-def by_hand(folder: Path, judged: Sequence[Exchange]) -> Iterator[float]:
-    """Yield the probabilities of toxic verdicts, computed with transformers alone."""
+def by_hand(folder: Path, exchange: Exchange) -> float:
+    """The probability of the toxic verdict, computed with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    first = [tokenizer(f" {verdict}")["input_ids"][0] for verdict in VERDICTS]
-    weights = torch.tensor(list(VERDICTS.values())).double()
-    for exchange in judged:
-        prompt = tokenizer.apply_chat_template(FAMILIES[FAMILY].turns(exchange), tokenize=False)
-        ids = tokenizer(f"{prompt}Safety:", add_special_tokens=False, return_tensors="pt")
-        with torch.inference_mode():
-            logits = model(**ids).logits[0, -1]
-        probabilities = logits.double().softmax(-1)[first]
-        yield float(probabilities @ weights / probabilities.sum())
+    verdicts = FAMILIES[FAMILY].verdicts
+    ids = tokenizer(prompt_of(tokenizer, exchange) + "Safety:", add_special_tokens=False)
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids["input_ids"]])).logits[0, -1]
+    probabilities = logits.double().softmax(-1)
+    weights = {tokenizer(f" {word}")["input_ids"][0]: verdicts[word] for word in verdicts}
+    total = sum(float(probabilities[first]) for first in weights)
+    return sum(float(probabilities[first]) * weight for first, weight in weights.items()) / total
 
 
-def test_a_guard_scores_as_by_hand_in_any_batch(folder: Path) -> None:
+def test_a_guard_scores_as_by_hand(folder: Path) -> None:
     scorer = load_scorer(f"guard:{folder}")
-    assert isinstance(scorer, LocalGuard)
+    assert isinstance(scorer, Scorer)
     assert scorer.name.startswith(f"guard:{folder}@")
     assert scorer.name.endswith(f"#{FAMILY}")
-    judged = exchanges(20)
-    expected = list(by_hand(folder, judged))
-    assert max(expected) - min(expected) > 0.05
-    for batch in (1, 7, 64):
-        scorer.batch = batch
-        assert scorer.score(judged) == pytest.approx(expected, abs=1e-5)
-    assert scorer.score([]).shape == (0,)
+    judged = list(exchanges(8))
+    assert scorer.score(judged) == pytest.approx(
+        [by_hand(folder, each) for each in judged], abs=0.01
+    )
+
+
+def test_the_result_does_not_depend_on_the_batch(folder: Path) -> None:
+    asked_about = list(exchanges(40))
+    single, many = (LocalGuard(str(folder)) for _ in range(2))
+    single.batch, many.batch = 1, 64
+    scores = many.score(asked_about)
+    assert scores == pytest.approx(single.score(asked_about), abs=1e-5)
+    assert [score > 0.5 for score in scores] == [toxic(exchange) for exchange in asked_about]
+    assert many.score([]).shape == (0,)
 
 
 def test_a_text_that_is_too_long_is_an_error_and_not_cut(folder: Path) -> None:
     scorer = load_scorer(f"guard:{folder}")
-    long = " ".join(TEXTS * 20)
+    long = "the weather is fine " * 80 + "rude"
     with pytest.raises(ScorerError, match=r"too long for the context of .* tokens; use windows:"):
         score_texts(scorer, [long])
-    worst = max(scorer.score(split_words(long, 6)))
     windows = load_scorer(f"windows:6:guard:{folder}")
-    assert score_texts(windows, [long]).values == pytest.approx([worst])
+    assert score_texts(windows, [long]).values[0] > 0.5
 
 
 def test_a_model_that_gives_no_verdicts(folder: Path, tmp_path: Path) -> None:
