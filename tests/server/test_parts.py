@@ -109,16 +109,12 @@ TOXIC, UNREADABLE = ["toxicity"], ["json"]
     [
         pytest.param(Said("A dull.", calls=[("find", "{}")]), TOXIC, {}, id="text"),
         pytest.param(with_call(name="dull"), TOXIC, {}, id="name"),
-        pytest.param(with_call(arguments='{"a": "a Dull"}'), TOXIC, {}, id="argument"),
-        pytest.param(with_call(arguments='{"a": "du\\u006cl"}'), TOXIC, {}, id="escapes"),
-        pytest.param(with_call(arguments="the town"), UNREADABLE, {}, id="no JSON"),
+        pytest.param(with_call(arguments='{"a": "du\\u006cl"}'), TOXIC, {}, id="argument"),
         pytest.param(with_call(arguments='{"a": "the to'), UNREADABLE, {}, id="half of JSON"),
         pytest.param(Said("Fine.", "A dull.", [("find", "{}")]), TOXIC, {}, id="reasoning"),
         pytest.param(Said("<think>A dull.</think>Fine."), TOXIC, {}, id="thought"),
-        pytest.param(Said("<think>A dull"), TOXIC, {}, id="thought without end"),
         pytest.param(Said("<think>Fine.</think> </think> dull."), TOXIC, {}, id="after a thought"),
         pytest.param(Said('{"a dull": 1}'), TOXIC, AS_JSON, id="key of a format"),
-        pytest.param(Said("The river is there."), UNREADABLE, AS_JSON, id="no JSON in a format"),
         pytest.param(Said('{"a": "the ri'), UNREADABLE, AS_JSON, id="format that is cut off"),
     ],
 )
@@ -298,7 +294,6 @@ WITHOUT_CONTENT = [{"role": "system", "content": None}, {"role": "assistant"}, U
         ([USER, CALLED, {**RESULT, "content": "a dull"}], True),
         ([USER, CALLED, {**RESULT, "content": ESCAPED}], True),
         ([USER, calling(arguments=ESCAPED), RESULT], True),
-        ([USER, calling(arguments='{"dull": 1}'), RESULT], True),
         ([USER, calling(name="dull"), RESULT], True),
         ([{**USER, "content": "a dull"}, CALLED, RESULT], True),
         # An earlier turn was checked when it was the last.
@@ -309,7 +304,6 @@ WITHOUT_CONTENT = [{"role": "system", "content": None}, {"role": "assistant"}, U
         (said({"type": "text", "text": "What is it?"}), False),
         (said({"type": "text", "text": "How dull is it?"}), True),
         (said({"type": "input_text", "text": "How dull is it?"}), True),  # vLLM reads it as text
-        (said({"type": "unknown", "text": "How dull is it?"}), True),
         (said({"type": "thinking", "thinking": "How dull is it?"}), True),
         # Mistral's models think in a list of texts, which clients send back.
         (said({"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}), False),

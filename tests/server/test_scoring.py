@@ -16,7 +16,7 @@ import pytest
 from tests.fakes import FailingScorer, FakeScorer, HeldScorer
 from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
-from tests.server.running import PATIENCE, Running, running, wait_until
+from tests.server.running import ASKED, PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
@@ -335,11 +335,8 @@ def test_one_command_stands_in_for_perspective() -> None:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/ready").status_code == 200
             assert http.get("/").status_code == 200
-            for path, body in (
-                ("completions", {"prompt": "Hello"}),
-                ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
-            ):
-                refused = http.post(f"/v1/{path}", json=body)
+            for path, body in ASKED.items():
+                refused = http.post(path, json=body)
                 assert refused.status_code == 400
                 assert "cannot complete texts" in refused.json()["error"]["message"]
 

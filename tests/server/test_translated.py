@@ -244,28 +244,12 @@ def test_error_of_the_server_names_the_fields_of_the_client(
         messages.whole()
 
 
-@pytest.mark.parametrize(("text", "refused"), [("What is it?", False), ("How dull!", True)])
-def test_text_beside_an_image_is_scored(
-    text: str, refused: bool, serve: Serve, upstream: TextServer
-) -> None:
-    server = serve(Said("Fine."), refuse_prompt_above=0.5)
-    for path, name, image in (
-        ("/v1/messages", "messages", IMAGE),
-        ("/v1/responses", "input", INPUT_IMAGE),
-    ):
-        turn = {"role": "user", "content": [image, {"type": "text", "text": text}]}
-        answer = server.post(path, {"max_tokens": 9, name: [turn]})
-        assert answer.status_code == (400 if refused else 200)
-    assert len(upstream.requests) == (0 if refused else 2)
-    assert all("http://x/a.png" in json.dumps(body) for body in upstream.requests)
-
-
 def assistant_again(ids: list[str]) -> dict[str, Any]:
     """The message FINE, as a server gets it back. ids: of the calls."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in FINE.calls]
     calls = [
-        {"id": id_, "type": "function", "function": function}
-        for id_, function in zip(ids, functions, strict=True)
+        {"id": call_id, "type": "function", "function": function}
+        for call_id, function in zip(ids, functions, strict=True)
     ]
     return {"role": "assistant", "content": FINE.text, "tool_calls": calls}
 
@@ -287,13 +271,14 @@ def test_conversation_of_blocks(messages: Messages, upstream: TextServer) -> Non
     says(upstream, FINE, Said('{"place": "there"}'))
     first = messages.whole(tools=[messages.tool], tool_choice={"type": "any"})
     calls = [block.id for block in first.content if block.type == "tool_use"]
-    drawn = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    drawn = image_of_chat("data:image/png;base64,AAAA")
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     results = [
         {"type": "tool_result", "tool_use_id": calls[0], "content": "east"},
         {"type": "tool_result", "tool_use_id": calls[1], "is_error": True},
         {"type": "tool_result", "tool_use_id": calls[0], "content": [IMAGE]},
         {"type": "text", "text": "Go on."},
-        {"type": "image", "source": drawn},
+        {"type": "image", "source": source},
     ]
     last = {"role": "system", "content": "Be brief."}
     messages.whole(
@@ -314,18 +299,8 @@ def test_conversation_of_blocks(messages: Messages, upstream: TextServer) -> Non
         assistant_again(calls),
         {"role": "tool", "tool_call_id": calls[0], "content": "east"},
         {"role": "tool", "tool_call_id": calls[1], "content": ""},
-        {
-            "role": "tool",
-            "tool_call_id": calls[0],
-            "content": [image_of_chat("http://x/a.png")],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "Go on."},
-                image_of_chat("data:image/png;base64,AAAA"),
-            ],
-        },
+        {"role": "tool", "tool_call_id": calls[0], "content": [image_of_chat("http://x/a.png")]},
+        {"role": "user", "content": [{"type": "text", "text": "Go on."}, drawn]},
         last,
     ]
     function = {"name": "find", "description": "Finds.", "parameters": PARAMETERS}
@@ -422,10 +397,17 @@ def test_waiting_stream_sends_pings() -> None:
 
 def test_conversation_of_items(responses: Responses, upstream: TextServer) -> None:
     says(upstream, FINE, Said('{"place": "there"}'))
-    turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}]
+    said = {"type": "input_text", "text": "Find it."}
+    turns: list[Any] = [{"role": "user", "content": [said, INPUT_IMAGE]}]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "find"}],
+    }
     first = responses.whole(
-        input=turns, instructions="Be kind.", tools=[responses.tool], tool_choice="required"
+        input=turns, instructions="Be kind.", tools=[responses.tool], tool_choice=choice
     )
+    assert first.tool_choice.to_dict() == choice
     calls = [item.call_id for item in first.output if item.type == "function_call"]
     turns += [item.to_dict() for item in first.output]
     turns += [{"type": "function_call_output", "call_id": x, "output": "east"} for x in calls]
@@ -445,16 +427,14 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
     )
     before, sent = upstream.requests
     assert before["messages"][0] == {"role": "system", "content": "Be kind."}
-    assert before["tool_choice"] == "required"
+    allowed = {"mode": "auto", "tools": [NAMED]}
+    assert before["tool_choice"] == {"type": "allowed_tools", "allowed_tools": allowed}
+    image = image_of_chat("http://x/a.png", detail="low")
     assert sent["messages"] == [
-        {"role": "user", "content": "Find it."},
+        {"role": "user", "content": [{"type": "text", "text": "Find it."}, image]},
         assistant_again(calls),
         *({"role": "tool", "tool_call_id": x, "content": "east"} for x in calls),
-        {
-            "role": "tool",
-            "tool_call_id": calls[0],
-            "content": [image_of_chat("http://x/a.png", detail="low")],
-        },
+        {"role": "tool", "tool_call_id": calls[0], "content": [image]},
     ]
     function = {"name": "find", "strict": True, "parameters": PARAMETERS}
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
@@ -470,16 +450,6 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
     }
     assert sent.items() >= expected.items()
     assert not {"store", "include", "input", "text", "reasoning"} & set(sent)
-
-
-def test_allowed_tools_pass(responses: Responses, upstream: TextServer) -> None:
-    says(upstream, FINE)
-    tools = [{"type": "function", "name": "find"}]
-    chosen = {"type": "allowed_tools", "mode": "auto", "tools": tools}
-    whole = responses.whole(tools=[responses.tool], tool_choice=chosen)
-    assert whole.tool_choice.to_dict() == chosen
-    of_chat = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
-    assert upstream.requests[-1]["tool_choice"] == of_chat
 
 
 def test_refusal_is_a_part_of_its_own(responses: Responses, upstream: TextServer) -> None:

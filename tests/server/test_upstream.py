@@ -225,11 +225,19 @@ def test_error_by_the_threshold_of_the_request(upstream: TextServer) -> None:
     assert withheld.json()["error"]["code"] == "withheld"
 
 
-def test_error_of_the_server_is_withheld_while_the_scorer_is_down(upstream: TextServer) -> None:
+def test_error_of_the_server_is_withheld_while_the_scorer_is_down(
+    upstream: TextServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names what failed without texts."""
     upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
-    with gateway(upstream, FailingScorer(ScorerUnavailableError("down"))) as server:
+    scorer = FailingScorer(ScorerUnavailableError("down"))
+    with caplog.at_level(logging.INFO, "tide"), gateway(upstream, scorer) as server:
         answer = server.ask("A <broken> text", max_tokens=6)
+        wait_until(lambda: "CompletionError from ServerFailed" in caplog.text)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "withheld")
+    assert "HTTP 500 to /v1/completions" in caplog.text
+    assert "broken" not in caplog.text
+    assert "index out of range" not in caplog.text
 
 
 SAID = f"the key {KEY} is wrong \x1b[2J\r\nnext line \u202e"
@@ -263,15 +271,3 @@ def test_messages_of_upstream_are_sanitised(
         assert KEY not in text
         assert "\x1b" not in text
         assert "\u202e" not in text
-
-
-def test_log_names_what_failed_without_texts(
-    upstream: TextServer, server: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
-    with caplog.at_level(logging.INFO, "tide"):
-        server.ask("A <broken> text", max_tokens=6)
-        wait_until(lambda: "CompletionError from ServerFailed" in caplog.text)
-    assert "HTTP 500 to /v1/completions" in caplog.text
-    assert "broken" not in caplog.text
-    assert "index out of range" not in caplog.text
