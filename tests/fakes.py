@@ -83,20 +83,27 @@ class FailingScorer(FakeScorer):
 
 
 class HeldScorer(FakeScorer):
-    """Waits for `go` at every text except "quick", and then raises `error` if it has one."""
+    """Waits for `go` at the texts that it holds, and then raises `error` if it has one."""
 
-    def __init__(self, error: Exception | None = None, **members: Any) -> None:
+    def __init__(
+        self,
+        error: Exception | None = None,
+        *,
+        holds: Callable[[Any], bool] = lambda text: text != "quick",
+        score: Callable[[Any], float] = lambda text: 0.0,
+        **members: Any,
+    ) -> None:
         super().__init__(self._held, **members)
         self.entered, self.go = threading.Event(), threading.Event()
-        self._error = error
+        self._error, self._holds, self._score_of = error, holds, score
 
     def _held(self, text: Any) -> float:
-        if text != "quick":
+        if self._holds(text):
             self.entered.set()
             assert self.go.wait(120)
             if self._error is not None:
                 raise self._error
-        return 0.0
+        return self._score_of(text)
 
 
 class FakeEngine(ScriptedEngine):

@@ -7,13 +7,14 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any
 
 import pytest
 
+from tests.fakes import HeldScorer
 from tests.runtime.world import PROMPT, REPAIRED, SETTINGS, WORDS, Reader, Storyteller, third
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer
@@ -46,20 +47,12 @@ async def for_ever() -> None:
     await asyncio.sleep(3600)
 
 
-class Hangs(Reader):
-    """Hangs at a text of `phase` until `go` is set."""
-
-    def __init__(self, phase: str) -> None:
-        super().__init__()
-        self._phase = phase
-        self.reached, self.go = threading.Event(), threading.Event()
-
-    def score(self, texts: Sequence[str]) -> Any:
-        is_repaired = any("m " in text for text in texts)
-        if self._phase == ("repair" if is_repaired else "draft"):
-            self.reached.set()
-            assert self.go.wait(30)
-        return super().score(texts)
+def hanging(phase: str) -> HeldScorer:
+    """A reader that waits for `go` at texts of `phase`."""
+    return HeldScorer(
+        holds=lambda text: ("m " in text) == (phase == "repair"),
+        score=lambda text: 0.9 if "Bad" in text else 0.1,
+    )
 
 
 @pytest.fixture
@@ -148,14 +141,14 @@ async def _read(stream: Any) -> list[str]:
 @pytest.mark.parametrize("phase", ["draft", "repair"])
 def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     """Closing does not wait for the scorer either. Text that is given out was scored."""
-    scorer, engine = Hangs(phase), Stops("never", for_ever)
+    scorer, engine = hanging(phase), Stops("never", for_ever)
     detox = Detoxifier(engine, scorer=scorer, **SETTINGS, deadline=0.5)
     started = time.monotonic()
     try:
         trial = detox(PROMPT).best
     except DeadlineError:
         trial = None
-    assert scorer.reached.is_set()
+    assert scorer.entered.is_set()
     assert time.monotonic() - started < 10  # the scorer hangs for ever
     if trial is not None:
         assert any(scored.endswith(trial.text) for scored in scorer.texts) or not trial.accepted
@@ -183,12 +176,12 @@ def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_closing_ends_a_map_and_calls_of_other_threads() -> None:
     """The scorer hangs. The engine was passed in, and stays open."""
-    scorer, engine = Hangs("draft"), Stops("never", for_ever)
+    scorer, engine = hanging("draft"), Stops("never", for_ever)
     detox = Detoxifier(engine, scorer=scorer, **SETTINGS)
     with ThreadPoolExecutor() as threads:
         call = threads.submit(detox, PROMPT)
         endless_map = threads.submit(lambda: list(detox.map(repeat(PROMPT))))
-        assert scorer.reached.wait(20)
+        assert scorer.entered.wait(20)
         detox.close()
         for work in (call, endless_map):
             with pytest.raises(EngineError, match="the detoxifier was closed"):

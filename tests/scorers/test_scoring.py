@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeScorer, hundredths
+from tests.fakes import FakeScorer, HeldScorer, hundredths
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, never, third
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.concurrency import portal_of
@@ -39,30 +39,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Lengths(FakeScorer):
-    """The score of a text is its length in hundredths. go: calls wait for it."""
-
-    def __init__(self, **members: Any) -> None:
-        super().__init__(hundredths, **members)
-        self.go = threading.Event()
-        self.go.set()
-        self.busy = threading.Lock()
-
-    def score(self, texts: Sequence[str]) -> Any:
-        assert self.busy.acquire(blocking=False)  # one call at a time
-        try:
-            scores = super().score(texts)
-            assert self.go.wait(20)
-            return scores
-        finally:
-            self.busy.release()
-
-
 @pytest.fixture
-def held() -> Iterator[Lengths]:
+def held() -> Iterator[HeldScorer]:
     """A scorer whose calls wait."""
-    scorer = Lengths()
-    scorer.go.clear()
+    scorer = HeldScorer(holds=lambda text: True, score=hundredths)
     yield scorer
     scorer.go.set()
 
@@ -83,13 +63,8 @@ async def answers(*requests: asyncio.Future[Sequence[TextScore]]) -> list[Any]:
     return list(map(values, await asyncio.wait_for(waiting, 10)))  # type: ignore[arg-type]
 
 
-async def reached(scorer: Lengths) -> None:
-    while not scorer.calls:
-        await asyncio.sleep(0.005)
-
-
 async def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once() -> None:
-    scorer = Lengths()
+    scorer = FakeScorer(hundredths)
     scoring = Scoring(scorer)
     requests = [["four", "three"], ["befour"], ["three", "befour"]]
     scores = await answers(*(send(scoring, *texts) for texts in requests))
@@ -99,8 +74,8 @@ async def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once() ->
 
 
 async def test_the_screen_is_asked_alone_where_that_is_enough() -> None:
-    screen = Lengths()
-    scorer = Lengths(screen=screen)
+    screen = FakeScorer(hundredths)
+    scorer = FakeScorer(hundredths, screen=screen)
     scoring = Scoring(scorer)
     scores = await answers(send(scoring, "four", screened=True), send(scoring, "three"))
     assert scores == [[0.04], [0.05]]
@@ -134,11 +109,11 @@ async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(
     assert in_loop == [True] * 3 + [False] * 2
 
 
-async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: Lengths) -> None:
-    held.screen = Lengths(quick=True)  # type: ignore[attr-defined]
+async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: HeldScorer) -> None:
+    held.screen = FakeScorer(hundredths, quick=True)  # type: ignore[attr-defined]
     scoring = Scoring(held)
     slow = [send(scoring, "four")]
-    await reached(held)
+    await asyncio.to_thread(held.entered.wait, 20)
     slow.append(send(scoring, "six"))
     assert await answers(send(scoring, "three", screened=True)) == [[0.05]]
     assert not any(future.done() for future in slow)
@@ -146,10 +121,12 @@ async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: Lengths) -> No
     assert await answers(*slow) == [[0.04], [0.03]]
 
 
-async def test_texts_gather_during_a_call_and_cancelled_ones_are_not_sent(held: Lengths) -> None:
+async def test_texts_gather_during_a_call_and_cancelled_ones_are_not_sent(
+    held: HeldScorer,
+) -> None:
     scoring = Scoring(held)
     requests = [send(scoring, "aaaa")]
-    await reached(held)
+    await asyncio.to_thread(held.entered.wait, 20)
     for word in ("bbbbb", "cccccc", "ddddddd"):
         requests.append(send(scoring, word))
         await asyncio.sleep(0.01)
@@ -257,9 +234,11 @@ async def test_a_scorer_that_is_away_is_the_error_of_all(error: ScorerError) -> 
     assert await answers(send(scoring, "good"), send(scoring, "bad")) == [error, error]
 
 
-async def test_thread_of_a_call_that_hangs_keeps_no_program_running(held: Lengths) -> None:
+async def test_thread_of_a_call_that_hangs_keeps_no_program_running(
+    held: HeldScorer,
+) -> None:
     send(Scoring(held), "aaaa")
-    await reached(held)
+    await asyncio.to_thread(held.entered.wait, 20)
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "tide scorer")
     assert thread.daemon
     held.go.set()
@@ -280,7 +259,7 @@ async def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", sometimes)
-    scoring = Scoring(Lengths())
+    scoring = Scoring(FakeScorer(hundredths))
     first, second, third = [(await answers(send(scoring, text)))[0] for text in ("a", "aa", "aaa")]
     assert isinstance(second, ScorerUnavailableError)
     assert "can't start new thread" in str(second)
@@ -322,21 +301,17 @@ async def test_task_that_is_cancelled_cancels_the_call(around: Callable[[Any], S
             assert await asyncio.to_thread(scorer.cancelled.wait, 2)
 
 
-def test_deadline_cancels_the_call() -> None:
+@pytest.mark.parametrize("end", ["deadline", "stream", "detoxifier"])
+def test_deadline_or_close_cancels_the_call(end: str) -> None:
     scorer = Hangs()
     with scripted_engine() as engine, Detoxifier(engine, scorer=scorer) as detox:
-        with pytest.raises(DeadlineError):
-            detox(PROMPTS[0], deadline=0.3)
-        assert scorer.cancelled.wait(10)
-
-
-@pytest.mark.parametrize("closed", ["stream", "detoxifier"])
-def test_close_cancels_the_call(closed: str) -> None:
-    scorer = Hangs()
-    with scripted_engine() as engine, Detoxifier(engine, scorer=scorer) as detox:
-        stream = detox.stream(PROMPTS[0])
-        assert scorer.reached.wait(20)
-        (stream if closed == "stream" else detox).close()
+        if end == "deadline":
+            with pytest.raises(DeadlineError):
+                detox(PROMPTS[0], deadline=0.3)
+        else:
+            stream = detox.stream(PROMPTS[0])
+            assert scorer.reached.wait(20)
+            (stream if end == "stream" else detox).close()
         assert scorer.cancelled.wait(10)
 
 
