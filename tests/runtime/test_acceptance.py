@@ -102,6 +102,12 @@ def test_the_worst_text_is_the_one_that_fails() -> None:
     assert acceptance("threat", "profanity").worst([passes, fails]) == fails
 
 
+def streamed(bad: Any, scorer: Any = None, **settings: Any) -> tuple[str, Trial]:
+    with story(bad, scorer, **settings).stream(PROMPT) as stream:
+        shown = "".join(stream)
+        return shown, stream.result.best
+
+
 AS_WRITTEN = text("Good0", "Good1", "Bad2", "Good3", "Good4", "Good5")
 
 
@@ -119,10 +125,14 @@ def test_an_attribute_below_the_threshold_of_the_score_fails_its_own_limit(
 ) -> None:
     plain = story(third, Sides(0.2, 0.0))(PROMPT).best
     assert (plain.accepted, plain.text, plain.failed) == (True, AS_WRITTEN, [])
-    trial = story(third, Sides(0.2, 0.0), thresholds=LIMITS, on_fail=on_fail)(PROMPT).best
-    assert (trial.accepted, trial.text, trial.failed) == (True, expected, ["threat"])
+    shown, trial = streamed(third, Sides(0.2, 0.0), thresholds=LIMITS, on_fail=on_fail)
+    assert trial == story(third, Sides(0.2, 0.0), thresholds=LIMITS, on_fail=on_fail)(PROMPT).best
+    assert (trial.accepted, trial.failed) == (True, ["threat"])
+    assert shown == trial.text == expected
     assert (trial.repairs, trial.flagged) == (repairs, flagged)
     assert trial.trace[0].toxicity == 0.2
+    is_cut = len(expected) < len(AS_WRITTEN)
+    assert trial.returned.finish_reason == ("content_filter" if is_cut else "stop")
 
 
 @pytest.mark.parametrize(("highest_of", "accepted"), [((), False), (NAMES, True)])
@@ -170,21 +180,6 @@ def test_wrappers_keep_what_the_score_is_the_highest_of() -> None:
 
 def first(number: int, changed: bool, words: Sequence[str | None]) -> bool:
     return number == 0 and not changed
-
-
-def streamed(bad: Any, scorer: Any = None, **settings: Any) -> tuple[str, Trial]:
-    with story(bad, scorer, **settings).stream(PROMPT) as stream:
-        shown = "".join(stream)
-        return shown, stream.result.best
-
-
-def test_block_ends_the_answer_before_the_text_that_fails() -> None:
-    shown, trial = streamed(third, on_fail="block")
-    assert trial.accepted
-    assert shown == trial.text == story(third, on_fail="block")(PROMPT).text
-    assert trial.text == text("Good0", "Good1")
-    assert trial.returned.finish_reason == "content_filter"
-    assert (trial.repairs, trial.failed) == (0, ["toxicity"])
 
 
 @pytest.mark.parametrize("strategy", ["backtrack:pace=sentence,lag=0", "resample", "tide"])

@@ -13,7 +13,7 @@ from tests.runtime.world import Storyteller, never
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.scorers.base import Attributed, AttributedScorer
+from tide.scorers.base import Attributed
 from tide.scorers.wrappers import ConfirmScorer
 
 PROMPT = "My neighbour told me that the"
@@ -62,24 +62,18 @@ def test_the_blamed_word_does_not_come_again(
     assert detox(PROMPT) == result
 
 
-class Measuring(AttributedScorer):
-    """Refuses a word; its attribute is the length of a text."""
-
-    name, attributes, pace = "measuring", ("length",), "5"
-
-    def __init__(self, word: str) -> None:
-        self._word = word
-
-    def score_attributes(self, texts: Any) -> Attributed:
-        values = np.array([score_without(self._word, text) for text in texts])
-        return Attributed(values, {"length": np.array([len(text) / 1e4 for text in texts])})
-
-
 def test_a_text_that_is_found_to_pass_before_the_blamed_word_has_its_attributes(
     engine: TransformersEngine,
 ) -> None:
+    word = words_of(engine)[11]
+
+    def score_attributes(texts: Any) -> Attributed:
+        values = np.array([score_without(word, text) for text in texts])
+        return Attributed(values, {"length": values})
+
+    scorer = FakeScorer(attributes=("length",), score_attributes=score_attributes, pace="5")
     settings = {**SETTINGS, "strategy": "backtrack:lag=0,blame=1", "window_tokens": 4}
-    trial = Detoxifier(engine, scorer=Measuring(words_of(engine)[11]), **settings)(PROMPT).best
+    trial = Detoxifier(engine, scorer=scorer, **settings)(PROMPT).best
     assert trial.accepted
     assert len(trial.trace) > 1
     assert trial.returned.attributes.keys() == {"length"}

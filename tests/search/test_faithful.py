@@ -191,19 +191,3 @@ def test_five_iterations_as_in_the_papers_text(kappa: float) -> None:
             x = paper.nearest(x, x0.double(), kappa)
         torch.testing.assert_close(point.double(), x, rtol=0, atol=1e-5)
     assert not kappa or outside
-
-
-@pytest.mark.parametrize(("share", "kappa"), [(0.1, 0.2), (0.3, 0.8), (-0.1, 0.2), (-0.5, 0.35)])
-def test_a_negative_cosine_ends_outside_the_cone_there_and_inside_here(
-    authors: Any, share: float, kappa: float
-) -> None:
-    """`share`: the cosine before the projection."""
-    x0 = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(4)).double()
-    other = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(5)).double()
-    across = other - (other * x0).sum() / (x0 * x0).sum() * x0
-    x = share * x0 / x0.norm() + (1 - share**2) ** 0.5 * across / across.norm()
-    theirs, ours = authors.turned(x, x0, kappa), geometry.project(x, x0, kappa, "rotate")
-    assert geometry.cosine(ours, x0) == pytest.approx(kappa, abs=1e-5)
-    assert geometry.cosine(theirs, x0) == pytest.approx(kappa if share > 0 else -kappa, abs=1e-5)
-    if share > 0:
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
