@@ -18,7 +18,8 @@ from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-Mutation = Callable[[Path], None]
+TABLE = "model.embed_tokens.weight"
+Mutation = Callable[[Path], object]
 
 
 def fields(file: str = CONFIG, **values: object) -> Mutation:
@@ -55,6 +56,11 @@ def smaller_vocabulary(folder: Path) -> None:
     fields(vocab_size=280)(folder)
 
 
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
 # By name: the change to the folder of a llama model, and the expected error.
 BROKEN: dict[str, tuple[Mutation, str]] = {
     "a weight is missing": (
@@ -75,15 +81,24 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
         fields("generation_config.json", eos_token_id=[1, VOCAB]),
         f"token id {VOCAB} is not in its vocabulary of {VOCAB}",
     ),
+    "no embeddings": (weights(lambda t: t.pop(TABLE)), f"no tensor '{TABLE}'"),
+    "pickled embeddings": (pickled, "cannot read embeddings"),
+    "embeddings of another shape": (fields(vocab_size=310), r"\(300, 32\), but .* \(310, 32\)"),
+    "infinite embeddings": (weights(lambda t: spoil(t, TABLE, float("inf"))), "they hold NaN, inf"),
+    "embeddings without their scales": (
+        weights(lambda t: t.update({TABLE: t[TABLE].to(torch.int8)})),
+        "no real numbers",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_load_model_refuses_a_broken_folder_in_one_line(name: str, tmp_path: Path) -> None:
+def test_broken_folder_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     mutate, message = BROKEN[name]
     mutate(save_causal_lm(tmp_path, "llama"))
+    door = DOORS["embeddings" if "embeddings" in name else "engine"]
     with pytest.raises(EngineError, match=message) as caught:
-        TransformersEngine(tmp_path)
+        door(str(tmp_path))
     assert str(caught.value).startswith(f"model {tmp_path}: ")  # whichever check raised it
 
 

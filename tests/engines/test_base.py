@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -225,20 +224,6 @@ def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:
             assert tuple(token for piece in pieces for token in piece.token_ids) == again.token_ids
             assert pieces[-1].finish_reason == "length"
     assert later > 1
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
-    async def leave() -> int:
-        async with aclosing(engine.write(Request([1, 2, 3, 4], OWN))) as pieces:
-            async for piece in pieces:
-                return piece.token_ids[0]
-        return 0
-
-    with Words() as engine:
-        assert (engine.portal.run(leave) if inside else asyncio.run(leave())) == 1
-        completed(engine, [[1]], OWN)  # the aborted one ends before
-        assert len(engine.left) == 2
 
 
 @pytest.mark.parametrize(

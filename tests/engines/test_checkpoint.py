@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from tests.models import save_causal_lm
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import InputError
 from tide.core.pretrained import read_config
 from tide.engines.base import Piece, Request
 from tide.engines.checkpoint import advised_sampling, read_vocabulary
@@ -73,30 +72,6 @@ def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None
     assert table.encode(PROMPT) == expected.encode(PROMPT)
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda weights: weights[TABLE][7].fill_(math.nan), "NaN, infinite or absurdly large"),
-        (lambda weights: weights[TABLE][7].fill_(math.inf), "NaN, infinite or absurdly large"),
-        # Quantised, without its scales.
-        (lambda weights: weights.update({TABLE: weights[TABLE].to(torch.int8)}), "no real numbers"),
-        (
-            lambda weights: weights.update({TABLE: weights[TABLE][:7].clone()}),
-            r"shape is \(7, 32\), but the config says \(300, 32\)",
-        ),
-        (lambda weights: weights.pop(TABLE), r"no tensor 'transformer\.wte\.weight'"),
-    ],
-    ids=["NaN", "infinite", "int8", "another shape", "absent"],
-)
-def test_a_table_that_cannot_be_used(change: Any, problem: str, tmp_path: Path) -> None:
-    folder = save_causal_lm(tmp_path, "gpt2")
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(EngineError, match=problem):
-        vocabulary(folder)
-
-
 @pytest.mark.parametrize("prefix", ["transformer.", "", "language_model.transformer."])
 def test_one_tensor_of_one_shard_is_read(prefix: str, tmp_path: Path) -> None:
     """Tensor names of GPT-2 on the hub have no prefix; a model inside a larger one has another."""
@@ -110,14 +85,3 @@ def test_one_tensor_of_one_shard_is_read(prefix: str, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({names[TABLE]: weights[TABLE]}, folder / "table.safetensors")
     assert torch.equal(vocabulary(folder).embed([PROMPT])[0], expected)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    folder = save_causal_lm(tmp_path, "gpt2")
-    (folder / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(EngineError, match="cannot read embeddings"):
-        vocabulary(folder)
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-    with pytest.raises(EngineError, match="cannot read embeddings"):
-        vocabulary(folder)

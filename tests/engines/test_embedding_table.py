@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from benchmarks.writing import completed, likelihoods
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from tide.core.chat import Rendered
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines import embedding_table
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 
@@ -101,16 +99,6 @@ def test_only_prompts_with_a_token_without_an_embedding_are_refused(tmp_path: Pa
         for read in (engine.encode, lambda text: engine.tokenize([text])):
             with pytest.raises(InputError, match=f"prompt: holds '<{VOCAB - 1}>', for which"):
                 read(prompt)
-
-
-def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
-    engine: TransformersEngine,
-) -> None:
-    layer = torch.nn.Embedding(10, 4)
-    other = embedding_table.EmbeddingEngine.__new__(TransformersEngine)
-    other.name = "other"
-    with pytest.raises(EngineError, match="model other: the tokenizer has "):
-        embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer)
 
 
 def test_repetition_penalty_applies_to_the_tokens_behind_embeddings(
