@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 
 import pytest
 
+from tests.server.running import wait_until
 from tide.core.concurrency import Mailbox, Portal, gather
 from tide.core.errors import EngineError, InputError, guarded
 
@@ -25,13 +25,6 @@ def portal() -> Iterator[Portal]:
     yield portal
     portal.close()
     assert "tide test" not in [thread.name for thread in threading.enumerate()]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Work:

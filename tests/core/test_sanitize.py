@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import unicodedata
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
 
 from tide.core.errors import InputError, TideError
 from tide.core.http import base_url, read_key
@@ -24,7 +23,6 @@ from tide.core.sanitize import (
     strings_of_json,
     visible,
 )
-from tide.plugins.options import checked
 
 
 @given(st.text(max_size=3000))
@@ -100,27 +98,6 @@ def test_base_url_invalid_or_with_password_is_refused_and_not_shown(url: str) ->
         base_url(url, "--base-url")
     assert "password@" not in str(refused.value)
     assert "key=password" not in str(refused.value)
-
-
-class _Machine:
-    @checked
-    def __init__(
-        self, name: str, *, on: bool = False, size: Annotated[int, Field(ge=1)] | None = None
-    ) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"on": '"false"'}, "on"),
-        ({"name": 5}, "name"),
-        ({"size": 0}, "size"),
-        ({"colour": 1}, "colour"),
-    ],
-)
-def test_an_argument_of_the_wrong_type_is_named(options: dict[str, object], field: str) -> None:
-    with pytest.raises(InputError, match=f"^{field}: "):
-        _Machine(**{"name": "a", **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("length", [1000, 1001])

@@ -16,11 +16,7 @@ from tests.evaluation.runs import column
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.core.errors import (
-    CompletionError,
-    InputError,
-    ScorerError,
-)
+from tide.core.errors import CompletionError, InputError, ScorerError
 from tide.data.records import Likelihood, read_records
 from tide.data.texts import Row
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
@@ -331,19 +327,10 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     assert (out / "tide/records.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ("base,tyde", "^methods: unknown 'tyde'; did you mean 'tide'"),
-        ("dapt", "dexperts/artefact.json is missing"),
-    ],
-)
-def test_wrong_names_are_found_before_loading(
-    methods: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_artefact_is_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(evaluating, "load_engine")
-    with pytest.raises(InputError, match=message):
-        evaluate(["a prompt"], methods, model="anything", artefacts=Path("nowhere"))
+    with pytest.raises(InputError, match=r"dexperts/artefact\.json is missing"):
+        evaluate(["a prompt"], "dapt", model="anything", artefacts=Path("nowhere"))
 
 
 SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])
@@ -358,9 +345,6 @@ LOCAL_CLASS = type("Local", (), {"__qualname__": "f.<locals>.Local"})
         pytest.param([" "], "base", "base: all prompts failed; id 0: empty", id="empty prompt"),
         pytest.param(PROMPTS, "base,tide:seed=0,tide", "a method is named twice", id="twice"),
         pytest.param(PROMPTS, [3], "top level of a module or notebook", id="number"),
-        pytest.param(
-            PROMPTS, [lambda start: None], "top level of a module or notebook", id="function"
-        ),
         pytest.param(PROMPTS, [LOCAL_CLASS], "top level of a module or notebook", id="local class"),
     ],
 )

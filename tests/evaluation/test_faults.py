@@ -53,12 +53,6 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("unbroken")
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    folder, numbers = tmp_path_factory.mktemp("broken"), count()
-    return lambda: folder / str(next(numbers))
-
-
 def check(out: Path, unbroken: Path) -> None:
     """Records are readable, finished work is kept, and resuming gives the run without faults."""
     if not (unbroken / "tide").exists():
@@ -79,10 +73,12 @@ def check(out: Path, unbroken: Path) -> None:
 
 @points
 @given(st.floats(0, 1))
-def test_resume_after_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None:
-    out = fresh()
+def test_resume_after_kill_9(
+    tmp_path_factory: pytest.TempPathFactory, unbroken: Path, point: float
+) -> None:
+    out, other = (tmp_path_factory.mktemp("run") for _ in range(2))
     began = time.monotonic()
-    whole(fresh())
+    whole(other)
     spent = time.monotonic() - began
     number = child(lambda: whole(out))
     time.sleep(point * spent)
@@ -95,9 +91,9 @@ def test_resume_after_kill_9(fresh: Callable[[], Path], unbroken: Path, point: f
 @points
 @given(st.integers(1, 40), st.sampled_from(["model", "scorer", "judges"]))
 def test_resume_after_a_failing_call(
-    fresh: Callable[[], Path], unbroken: Path, number: int, who: str
+    tmp_path_factory: pytest.TempPathFactory, unbroken: Path, number: int, who: str
 ) -> None:
-    out, calls = fresh(), count(1)
+    out, calls = tmp_path_factory.mktemp("run"), count(1)
     parts: dict[str, Any] = {
         "model": scripted_engine(max_batch=4),
         "scorer": ReadingScorer(),

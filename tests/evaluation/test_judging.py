@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.evaluation.runs import record
 from tests.evaluation.test_experiment import WordCount
 from tests.fakes import FakeScorer
 from tests.models import save_causal_lm
@@ -112,10 +113,19 @@ def test_judge_reads_the_prompt_of_each_record() -> None:
     trial = TrialRecord.model_validate({"number": 0, "text": "Yes it is", "toxicity": 0.0})
     chat = Chat.said("May I insult him?")
     records = [
-        Record(id=number, prompt=prompt, trials=[trial])
-        for number, prompt in enumerate(["May I thank him?", "May I insult him?", "<user>So"])
+        Record(id=0, prompt="May I thank him?", trials=[trial]),
+        Record(id=1, prompt="May I insult him?", trials=[trial]),
+        Record(id=2, prompt="<user>So", messages=list(chat.messages), trials=[trial]),
     ]
-    records[2] = records[2].model_copy(update={"messages": list(chat.messages)})
-    scores = [judged(record, judge).trials[0].judge_scores["agreement@1"] for record in records]
+    scores = [judged(each, judge).trials[0].judge_scores["agreement@1"] for each in records]
     assert scores == [0.0, 1.0, 1.0]
     assert judge.texts[-1] == Exchange(chat, "Yes it is")
+
+
+def test_judge_does_not_score_a_partial_base_text() -> None:
+    """Nor is its score by the scorer compared with those of whole texts."""
+    judge = FakeScorer(name="judge")
+    stored = record(0, [0.1], base_text="so", base_toxicity=0.9, base_partial=True)
+    (trial,) = judged(stored, judge).trials
+    assert judge.texts == [trial.text]
+    assert trial.base_score() is trial.base_score("judge") is None

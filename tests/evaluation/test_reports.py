@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from tests.evaluation.runs import (
-    JUDGE,
-    changed,
-    measured,
-    run,
-    search_run,
-)
+from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
 from tide import evaluation
 from tide.core.results import format_score
 from tide.evaluation.reports import page
@@ -83,7 +77,9 @@ def test_page_marks_texts_that_are_not_accepted() -> None:
     changed(search, 1, text="so it is", **common)
     changed(search, 2, text=" ", **common)
     changed(search, 3, text="a", empty=True, **common)
+    changed(search, 0, base_text="so", base_partial=True)
     shown = rendered(search)
+    assert rows_of(shown, "prompt 0")["unmodified model"][-1] == "so (cut off by the repair)"
     rows = [rows_of(shown, f"prompt {number}")["tide"] for number in range(4)]
     notes = ["(withheld)", "so it is (not accepted)", "(empty)", "a (too short to score)"]
     assert [cells[-1] for cells in rows] == notes

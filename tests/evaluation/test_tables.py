@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from pathlib import Path
-
-import pytest
 
 from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, run, search_run
 from tide.evaluation import report, tables
@@ -21,7 +18,7 @@ TABLE = Table(
         ["a_b|c", Estimate(0.5, 0.4, 0.62), 0.00001],
         ["d", Estimate(0.25), None],
         ["e", Estimate(math.nan), math.nan],
-        ["f", None, 0.5],
+        ["=1 <img src=x> $x_1$ & 5%\n\n# two", None, 0.5],
     ],
     notes=["a note"],
 )
@@ -77,19 +74,9 @@ def test_tables_fit_80_columns() -> None:
         assert all(column.heading in text for column in table.columns)
 
 
-@pytest.mark.parametrize(
-    "name", ["=1+1", "<img src=x onerror=alert(1)>", "a|b", "one\n\n# two", "$x_1$ & 5%", "\x1b[2J"]
-)
-def test_names_are_escaped_in_every_format(name: str) -> None:
-    """Names of methods and scorers may hold any character."""
-    made = Table("toy", "t", [Column("method"), Column("rate")], [[name, 0.5], ["-", 0.1]])
-    markdown, latex = tables.to_markdown(made), tables.to_latex(made)
-    assert len(markdown.splitlines()) == 6
-    for line in markdown.splitlines():
-        assert re.sub(r"\\.", "", line).count("|") in (0, 3)
-    assert "\x1b" not in printed(made) + markdown + latex
-    if name.startswith("$"):
-        assert r"\$x\_1\$ \& 5\%" in latex
+def test_control_characters_of_names_are_escaped() -> None:
+    table = Table("toy", "t", [Column("method")], [["\x1b[2J"]])
+    assert "\x1b" not in printed(table) + tables.to_markdown(table) + tables.to_latex(table)
 
 
 def test_slug_is_a_name_of_a_file() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import json
 import weakref
 from collections.abc import Sequence
@@ -180,9 +179,8 @@ def test_loaded_model_of_unknown_origin_is_refused() -> None:
         TransformersEngine(AutoModelForCausalLM.from_config(CONFIGS["llama"]()))
 
 
-def test_rows_at_the_end_of_their_context_are_written_as_alone(folder: Path) -> None:
-    """Beside a neighbour that writes beyond the end of their context."""
-    engine = TransformersEngine(folder)
+def check_rows_are_written_as_alone(engine: TransformersEngine) -> None:
+    """Rows at the end of their context, beside a neighbour that writes beyond it."""
     rows = [
         ([7] * (CONTEXT - 1), Sampling(temperature=1.5, top_k=5, max_new_tokens=1)),
         ([9, 11] * (CONTEXT // 2 - 4), Sampling(temperature=1.0, max_new_tokens=8)),
@@ -195,18 +193,17 @@ def test_rows_at_the_end_of_their_context_are_written_as_alone(folder: Path) -> 
         assert completed(engine, [ids], sampling, [number]) == [together[number]]
 
 
+def test_rows_of_different_lengths_are_written_as_alone(folder: Path) -> None:
+    check_rows_are_written_as_alone(TransformersEngine(folder))
+
+
 def test_rows_of_a_model_that_ignores_the_mask_are_written_as_alone(tmp_path: Path) -> None:
     """The decoder of BART counts the columns of a batch, with those of the padding."""
     bart = BartConfig(
         d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
         max_position_embeddings=CONTEXT, vocab_size=VOCAB, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    engine = TransformersEngine(save_causal_lm(tmp_path, bart))
-    sampling = Sampling(temperature=1.0, max_new_tokens=12)
-    rows = engine.tokenize(PROMPTS)
-    together = completed(engine, rows, sampling)
-    for number, ids in enumerate(rows):
-        assert completed(engine, [ids], sampling, [number]) == [together[number]]
+    check_rows_are_written_as_alone(TransformersEngine(save_causal_lm(tmp_path, bart)))
 
 
 def test_likelihood_equals_the_plain_computation(
@@ -267,7 +264,12 @@ def test_special_tokens_are_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_batch", 0), ("device", "gpu"), ("device", "meta"), ("device", "cuda:99"), ("device", 5)],
+    [
+        *(("device", device) for device in ("gpu", "meta", "cuda:99", 5)),
+        ("max_batch", 0),
+        ("trust_remote_code", '"false"'),
+        ("colour", 1),
+    ],
 )
 def test_bad_arguments(option: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"^{option}"):
@@ -284,16 +286,6 @@ def test_folders_without_a_usable_model(tmp_path: Path) -> None:
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     request = Request(engine.embed(PROMPTS[:1])[0])
-    calls: dict[str, tuple[Any, ...]] = {
-        "tokenize": ([],),
-        "encode": ("fine",),
-        "texts": ([[1]],),
-        "render": (Chat.said("fine"),),
-        "embed_tokens": ([1],),
-        "ban": ([1],),
-        "write": (request,),
-        "complete": ([request],),
-    }
     model = weakref.ref(engine.model)
     for _ in range(2):
         engine.close()
@@ -301,14 +293,17 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     assert model() is None
     assert engine.closed
     assert not engine.available
-
-    async def call(name: str) -> None:
-        result = getattr(engine, name)(*calls[name])
-        await (anext(result) if inspect.isasyncgen(result) else result)
-
-    for name in calls:
+    for use in (
+        lambda: engine.tokenize([]),
+        lambda: engine.encode("fine"),
+        lambda: engine.texts([[1]]),
+        lambda: engine.render(Chat.said("fine")),
+        lambda: engine.embed_tokens([1]),
+        lambda: asyncio.run(engine.ban([1])),
+        lambda: asyncio.run(engine.complete([request])),
+    ):
         with pytest.raises(EngineError, match="closed; make a new one"):
-            asyncio.run(call(name))
+            use()
 
 
 @pytest.mark.parametrize("name", ["./missing", "~/missing", "a/b/c", "a/"])
