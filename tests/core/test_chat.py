@@ -157,7 +157,7 @@ LOSES = "leaves out, repeats or rewrites message"
         ),
     ],
 )
-def test_chat_whose_template_fails_is_refused_in_one_line_and_alone(
+def test_chat_whose_template_fails_is_refused_alone(
     tmp_path: Path, template: str | None, message: str
 ) -> None:
     engine = TransformersEngine(save_chat_model(tmp_path, template))
@@ -165,7 +165,6 @@ def test_chat_whose_template_fails_is_refused_in_one_line_and_alone(
         refused, completed = detox.map([Chat.of(LONG), "The weather"], return_exceptions=True)
     assert isinstance(refused, InputError)
     assert re.match(f"prompt 0: messages: .*{message}", str(refused))
-    assert "\n" not in str(refused)
     assert completed.prompt == "The weather"
 
 
@@ -210,10 +209,9 @@ def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -
         ([HELLO[0] | {"tool_calls": [CALL]}], r"messages\.0: tool_calls: not allowed in a message"),
     ],
 )
-def test_bad_messages_are_one_line(messages: Any, message: str) -> None:
-    with pytest.raises(InputError, match=f"^{message}") as caught:
+def test_bad_messages_are_named(messages: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
         Chat.of(messages)
-    assert "\n" not in str(caught.value)
 
 
 def test_chats_about_tools_are_written_and_read_as_they_came() -> None:

@@ -284,14 +284,13 @@ def test_gather_closes_work_that_never_began() -> None:
 
 
 @pytest.mark.parametrize("awaits", [False, True])
-def test_guarded_turns_foreign_exceptions_into_one_line(awaits: bool) -> None:
+def test_guarded_turns_foreign_exceptions_into_its_own(awaits: bool) -> None:
     for error in (ValueError("a\nb"), RuntimeError("a"), KeyError("a"), MemoryError(), OSError(2)):
         with (
             pytest.raises(EngineError, match=r"^model m: writing failed: .") as caught,
             guarded(EngineError, "model m: writing failed", awaits=awaits),
         ):
             raise error
-        assert len(str(caught.value).splitlines()) == 1
         assert caught.value.__cause__ is error
     with pytest.raises(InputError, match=r"^as it is$"), guarded(EngineError, "x", awaits=awaits):
         raise InputError("as it is")

@@ -34,10 +34,9 @@ from tide.server.policies import CommandLine
         ("stop", ["a", ""]), ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", ["\ud800"]),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:
+def test_a_bad_value_is_refused_by_its_field(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^{name}(\.\d+)?: ") as caught:
         resolve_settings({name: value})
-    assert "\n" not in str(caught.value)
     assert "default factory" not in str(caught.value)
 
 
@@ -85,9 +84,8 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
     ],
 )
 def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message: str) -> None:
-    with pytest.raises(InputError, match=f"^{message}") as caught:
+    with pytest.raises(InputError, match=f"^{message}"):
         resolve_settings(values)
-    assert "\n" not in str(caught.value)
 
 
 def test_keywords_are_the_settings() -> None:

@@ -33,9 +33,8 @@ def test_second_writer_of_a_file_is_refused(tmp_path: Path) -> None:
     assert process.stdout.readline() == "held\n"
     link.symlink_to(path)
     for name in (path, link, tmp_path / "x" / ".." / "out.jsonl"):
-        with pytest.raises(InputError, match="another process is writing") as caught:
+        with pytest.raises(InputError, match="another process is writing"):
             write_text(name, "text")
-        assert "\n" not in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)  # a killed process releases its lock
     process.communicate()
     with writing(path):
@@ -50,17 +49,10 @@ def test_lock_is_taken_again_by_its_holder(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["out.jsonl"]
 
 
-@pytest.mark.parametrize("name", ["/dev/full", ".", "x" * 300, "file/out.jsonl"])
-def test_write_to_a_device_or_folder_is_refused(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("")
-    with pytest.raises(InputError, match="cannot be written") as caught:
-        write_text(Path(name), "text")
-    assert "\n" not in str(caught.value)
-    assert os.listdir() == ["file"]
-    assert not Path("/dev/full.lock").exists()
+def test_folder_or_device_is_not_written(tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/dev/full")):
+        with pytest.raises(InputError, match="cannot be written; it is a folder or a device"):
+            write_text(path, "text")
 
 
 def test_replace_is_whole_or_leaves_the_old_file(

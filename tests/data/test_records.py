@@ -165,13 +165,12 @@ def test_invalid_line_is_named(tmp_path: Path, name: str, line: Any, message: st
     whole = damaged.read_bytes() + text.encode() + b"\n"
     damaged.write_bytes(whole)
     for reads in (read, opened):  # for a report, and to resume
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(InputError, match=message):
             reads(path)
-        assert "\n" not in str(caught.value)
     assert damaged.read_bytes() == whole
 
 
-def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.jsonl"
     file = opened(path, record(0))
 

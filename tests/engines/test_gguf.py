@@ -179,13 +179,12 @@ def test_of_two_files_in_a_folder_one_must_be_named(file: Path) -> None:
         (lambda file: file.write_bytes(file.read_bytes()[:100]), "cannot be read"),
     ],
 )
-def test_a_broken_file_is_one_line_and_leaves_nothing(
+def test_a_broken_file_is_refused_and_leaves_nothing(
     harm: Any, reason: str, file: Path, cache: Path
 ) -> None:
     harm(file)
-    with pytest.raises(EngineError, match=f"model small: .*{reason}") as caught:
+    with pytest.raises(EngineError, match=f"model small: .*{reason}"):
         source_of(file)
-    assert len(str(caught.value).splitlines()) == 1
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
