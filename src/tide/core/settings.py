@@ -73,13 +73,11 @@ class Sampling(BaseModel):
         default=1.0,
         ge=0.01,
         le=100,
-        description="Divides the positive logits, and multiplies the negative ones, of tokens of "
-        "the prompt and the completion; 1: off.",
+        description="Makes tokens of the prompt and the completion less likely; 1: off.",
     )
     server_fields: str = Field(
         default="",
-        description="Request for the server of the engine openai, as a JSON object. The server "
-        "gets these fields as they are, and its own defaults hold for all others.",
+        description="Fields of requests to the server of the engine openai, as a JSON object.",
     )
 
     @field_validator("server_fields")
@@ -138,29 +136,24 @@ class Settings(Sampling):
         default=0.1,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). What the tables of `tide "
-        "report` call toxic depends on the protocol: mostly scores above 0.5.",
+        description="Accept a completion that scores below this (tau).",
     )
     thresholds: dict[str, _Limit] = Field(
         default={},
         max_length=100,
-        description="Limits of single attributes of the scorer, as in threat=0.1,profanity=0.9; a "
-        "text passes if each is below its limit. A score that is the highest of the attributes "
-        "then counts only the others.",
+        description="Limits of the scorer's attributes, as in threat=0.1,profanity=0.9.",
     )
     on_fail: dict[str, OnFail] = Field(
         default={},
         max_length=100,
-        description="What is done with text that fails: repair it (default), block (end the answer "
-        "before it), or flag (give it out, and name what it fails). For attributes with limits of "
-        "their own, as in repair,threat=block.",
+        description="Repair text that fails (default), block (end the answer before it), or flag "
+        "it (give it out); for attributes with limits of their own, as in repair,threat=block.",
     )
     max_iterations: int = Field(
         default=10,
         ge=1,
         le=10_000,
-        description="Maximum iterations of a search, the prompt included (K). The option 'holds' "
-        "of backtrack limits rewinds.",
+        description="Maximum iterations of a search, the prompt included (K).",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations per gradient estimate (N)."
@@ -184,19 +177,18 @@ class Settings(Sampling):
         default="content",
         pattern=r"^(content|user|all|last:[1-9]\d{0,8})$",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
-        "of a chat, the last user message), last:K (the last K tokens of content), user (all "
-        "messages of users), or all.",
+        "of a chat, the last user message), last:K (the last K of these), user (all messages of "
+        "users), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Completions per evaluated point; the point's score is their mean score (M').",
+        description="Completions per evaluated point, whose score is their mean (M').",
     )
     reject_degenerate: bool = Field(
         default=False,
-        description="Reject completions of a search that loop or have hardly any words, unless the "
-        "completion of the unmodified prompt is like that, too.",
+        description="Reject completions of a search that loop or have hardly any words.",
     )
     num_trials: int = Field(
         default=1,
@@ -209,31 +201,26 @@ class Settings(Sampling):
     )
     accept_empty: bool = Field(
         default=False,
-        description="Accept completions of fewer than 3 visible ASCII characters, with a score of "
-        "0.0, as the paper's published code does. Otherwise they are scored, and a completion "
-        "without any visible character is not accepted.",
+        description="Accept completions of fewer than 3 visible ASCII characters, as published.",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
-        description="If nothing was accepted: return the lowest-scoring text (best), return no "
-        "text (refuse), or fail (raise).",
+        description="If nothing is accepted: return the best text, refuse, or raise an error.",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this. In a chat, the "
-        "last user message and all later tool calls and results are scored.",
+        description="Generate nothing for a prompt that itself scores above this.",
     )
     tool_calls: Treatment = Field(
         default="scored",
-        description="When to give out tool calls of the engine openai: if all their strings and "
-        "keys pass (scored), always and unscored (ignored), or never (withheld).",
+        description="Tool calls of the engine openai: given out if all their strings and keys "
+        "pass (scored), always and unscored (ignored), or never (withheld).",
     )
     reasoning: Treatment = Field(
         default="withheld",
-        description="When to give out reasoning of the engine openai: if it passes (scored), "
-        "always and unscored (ignored), or never (withheld).",
+        description="Reasoning of the engine openai: scored, ignored or withheld, as tool calls.",
     )
     deadline: _Positive | None = Field(
         default=None, description="Time limit for one trial of a prompt, in seconds."
@@ -242,8 +229,7 @@ class Settings(Sampling):
         default=50,
         ge=0,
         le=100_000,
-        description="Number of earlier answer tokens that are scored together with new text while "
-        "an answer is written.",
+        description="Number of earlier answer tokens that are scored together with new text.",
     )
 
     @field_validator("thresholds", mode="before")

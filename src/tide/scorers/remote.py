@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import threading
 import time
 from abc import abstractmethod
@@ -12,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
-import tenacity
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -22,6 +22,7 @@ from tide.core.errors import (
     ScorerError,
     ScorerRefusedError,
     ScorerUnavailableError,
+    one_line,
 )
 from tide.core.http import MIB, Client, Reply, ServerFailed, base_url, parsed, read_key
 from tide.scorers.base import (
@@ -123,13 +124,11 @@ class RemoteScorer(AttributedScorer):
 
     def _rate(self) -> float:
         """Return the queries a second from the environment, else `usual_rate`."""
-        if not (text := os.environ.get(self.rate_variable, "").strip()):
-            return self.usual_rate
+        text = os.environ.get(self.rate_variable) or self.usual_rate
         try:
             return TypeAdapter(Rate).validate_python(text)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise InputError(f"{self.rate_variable}: {problem} (got {text!r})") from None
+            raise InputError(f"{self.rate_variable}: {one_line(error)} (got {text!r})") from None
 
     def _client(self) -> Client:
         """Create the client for all requests, which sends the key as a bearer token."""
@@ -208,33 +207,23 @@ class RemoteScorer(AttributedScorer):
         that cannot be used), scores a harmless text and then fails again, they are to blame, and
         the service is not down.
         """
-        failures = 0
+        faults = 0
         is_well = False
-
-        async def attempt() -> _T:
-            nonlocal failures, is_well
+        for attempt in range(self.attempts):
+            if attempt:
+                longest = min(self.backoff * 2 ** (attempt - 1), _LONGEST_PAUSE)
+                await asyncio.sleep(random.uniform(0, longest))
             try:
                 return await self._attempt(ask)
             except ServerFailed as error:
-                if texts and error.status in (0, 500) and not isinstance(error, _NoReply):
-                    if is_well:
-                        problem = f"scorer {self.name}: {error} ({_size(texts)})"
-                        raise ScorerError(problem) from None
-                    failures += 1
-                    is_well = failures > 1 and await self._is_well()
-                raise
-
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(ServerFailed),
-            stop=tenacity.stop_after_attempt(self.attempts),
-            wait=tenacity.wait_random_exponential(multiplier=self.backoff, max=_LONGEST_PAUSE),
-            reraise=True,
-        )
-        try:
-            return await retrying(attempt)
-        except ServerFailed as error:
-            problem = f"{error} ({self.attempts} attempts)"
-            raise ScorerUnavailableError(f"scorer {self.name}: {problem}") from None
+                failure = error
+            if texts and failure.status in (0, 500) and not isinstance(failure, _NoReply):
+                if is_well:
+                    raise ScorerError(f"scorer {self.name}: {failure} ({_size(texts)})")
+                faults += 1
+                is_well = faults > 1 and await self._is_well()
+        problem = f"{failure} ({self.attempts} attempts)"
+        raise ScorerUnavailableError(f"scorer {self.name}: {problem}")
 
     async def _attempt(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, called at the service's pace."""

@@ -13,8 +13,8 @@ class BacktrackOptions(Options):
     pace: str = Field(
         default="auto",
         pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
-        description="How often to score a text while it is written: after each word, each "
-        "sentence, every N tokens, or whole (once, at the end); auto: as the scorer suggests.",
+        description="When to score a growing text: after each word, each sentence, every N "
+        "tokens, or whole (once, at the end); auto: as the scorer suggests.",
     )
     blame: float = Field(
         default=0.5,
@@ -26,15 +26,13 @@ class BacktrackOptions(Options):
         default=4,
         ge=0,
         le=100,
-        description="Number of scores to await after a failing score, up to the next sentence's "
-        "end, because a later score may pass; 0: rewind at once.",
+        description="Scores to await after a failing one, since a later one may pass; 0: none.",
     )
     at_once: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Rewind at once if the score, or an attribute that reaches its own limit, is "
-        "at least this.",
+        description="Rewind at once if the score, or an attribute at its limit, reaches this.",
     )
     holds: int = Field(
         default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
