@@ -174,14 +174,15 @@ def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str,
     return pieces, last["choices"][0]["finish_reason"], last["tide"]
 
 
-def counted(server: Running, outcome: str, policy: str = "default") -> float:
-    """The number of monitored answers with an outcome."""
-    labels = f'beside="",outcome="{outcome}",policy="{policy}"'
+def counted(server: Running, outcome: str, policy: str = "default", beside: str = "") -> float:
+    """The number of answers that a policy monitored, or scored as a shadow, with an outcome."""
+    labels = f'beside="{beside}",outcome="{outcome}",policy="{policy}"'
     return server.metric(f"tide_monitor_answers_total{{{labels}}}")
 
 
-def wait_for_forecasts(server: Running, number: int) -> None:
-    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == number)
+def wait_for_forecasts(server: Running, number: int, *policies: str) -> None:
+    outcomes = ("changed", "unchanged")
+    wait_until(lambda: sum(counted(server, name, *policies) for name in outcomes) == number)
 
 
 class Held:

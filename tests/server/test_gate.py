@@ -190,7 +190,6 @@ def test_a_client_that_does_not_read_is_left() -> None:
     """Its connection takes no more bytes, so its answer would be held for ever."""
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(request_seconds=0.2))
     ended: list[bool] = []
-    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -198,18 +197,14 @@ def test_a_client_that_does_not_read_is_left() -> None:
         finally:
             ended.append(True)
 
-    async def receive() -> Any:
-        message = next(messages, None)
-        if message is None:
-            await asyncio.Event().wait()
-        return message
-
     async def full(_: Any) -> None:
         await asyncio.Event().wait()
 
     async def ask() -> None:
+        requests: asyncio.Queue[Any] = asyncio.Queue()
+        requests.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         with anyio.fail_after(PATIENCE):
-            await Gate(app, policies, Monitor(policies))(SCOPE, receive, full)
+            await Gate(app, policies, Monitor(policies))(SCOPE, requests.get, full)
 
     asyncio.run(ask())
     assert ended

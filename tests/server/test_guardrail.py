@@ -201,14 +201,6 @@ def test_guardrail_judges_more_texts_than_one_scoring_request_may_have() -> None
         assert len(server.scorer.calls) > 20
 
 
-@pytest.mark.parametrize(("threshold", "flagged"), [(0.2, True), (0.4, False)])
-def test_threshold_of_guardrail_and_moderation(threshold: float, flagged: bool) -> None:
-    with running(scorer=FakeScorer(lambda _: 0.3), toxicity_threshold=threshold) as server:
-        assert action(server, CLEAN) == ("BLOCKED" if flagged else "NONE")
-        answer = server.post("/v1/moderations", {"input": CLEAN}).json()
-        assert answer["results"][0]["flagged"] is flagged
-
-
 def test_guardrail_of_a_monitored_policy_answers_none() -> None:
     def score(text: str) -> float:
         if "broken" in text:

@@ -186,11 +186,6 @@ def test_forecasts_end_with_the_drain_and_are_recorded(tmp_path: Path) -> None:
 # Shadow policies
 
 
-def shadowed(server: Running, outcome: str) -> float:
-    labels = f'beside="main",outcome="{outcome}",policy="strict"'
-    return server.metric(f"tide_monitor_answers_total{{{labels}}}")
-
-
 def text_of(server: Running, seed: int) -> str:
     if seed % 2:
         return "".join(streamed(server, "x y", seed=seed)[0])
@@ -205,8 +200,8 @@ def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Pa
         alone = [text_of(server, seed) for seed in range(12)]
     with running(Babbler(), RudeScorer(), policies=file, monitor_log=log, **BACKTRACK) as server:
         assert [text_of(server, seed) for seed in range(12)] == alone
-        wait_until(lambda: shadowed(server, "changed") + shadowed(server, "unchanged") == 12)
-        changed = shadowed(server, "changed")
+        wait_for_forecasts(server, 12, "strict", "main")
+        changed = counted(server, "changed", "strict", "main")
         assert changed == sum("weather" in text for text in alone)
         assert 0 < changed < 12
         assert server.metric('tide_monitor_score_count{beside="main",policy="strict"}') == 12

@@ -325,5 +325,4 @@ def test_shadow_scores_an_answer_of_tool_calls_alone(serve: Serve, tmp_path: Pat
     file = written(tmp_path / "tide.yaml", policies=policies)
     server = serve(Said(calls=[("find", '{"where": "the river"}')]), policies=file)
     ask(server)
-    changed = 'tide_monitor_answers_total{beside="main",outcome="changed",policy="other"}'
-    wait_until(lambda: server.metric(changed) == 1, 20)
+    wait_until(lambda: counted(server, "changed", "other", "main") == 1)

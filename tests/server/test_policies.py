@@ -22,6 +22,7 @@ from tests.server.running import (
     PATIENCE,
     Held,
     Running,
+    counted,
     digest_of,
     plain,
     running,
@@ -204,10 +205,8 @@ def test_policies_say_what_is_done_with_text_that_fails(tmp_path: Path) -> None:
             assert tide["repaired"] is (tide["repairs"] > 0) is tide["base_partial"]
             assert tide["repaired"] is ("base" not in tide)
             assert "idiot" not in choice["text"]
-        # Whole texts were never written, so it is unknown whether they would have passed.
-        changed = 'tide_changed_completions_total{failed="%s"}'
-        assert server.metric(changed % "beginning") == 2 * repaired > 0  # and once in streams
-        assert server.metric(changed % "whole") == 0
+        altered = 'tide_policy_answers_total{outcome="altered",policy="marks"}'
+        assert server.metric(altered) == 2 * repaired > 0  # whole and in streams
         blocked = [choice for choice in choices("blocks") if choice["tide"]["failed"]]
         flagged = [choice for choice in choices("flags") if choice["tide"]["failed"]]
     assert len(blocked) == len(flagged) > 1
@@ -256,8 +255,7 @@ def test_shadow_keeps_its_limits_where_a_request_lowers_them(tmp_path: Path) -> 
     with running(Babbler(0.0), policies=path, **settings) as server:
         lower = {"toxicity_threshold": 0.3, "thresholds": {"threat": 0.2}}
         assert server.ask("x y", seed=3, tide=lower).status_code == 200
-        shadowed = 'tide_monitor_answers_total{beside="main",outcome="unchanged",policy="mild"}'
-        wait_until(lambda: server.metric(shadowed) == 1, 20)
+        wait_until(lambda: counted(server, "unchanged", "mild", "main") == 1)
 
 
 def test_second_scorer_while_the_first_is_down(
@@ -290,19 +288,17 @@ def test_a_file_is_read_anew_without_a_dropped_request(
 ) -> None:
     made: list[FakeScorer] = []
 
-    def counted() -> FakeScorer:
+    def load() -> FakeScorer:
         made.append(FakeScorer(pace="word"))
         return made[-1]
 
-    monkeypatch.setitem(REGISTRY._targets, "counted", counted)
+    monkeypatch.setitem(REGISTRY._targets, "counted", load)
     counting = {"scorer": "counted"}
     policies = {"a": counting, "b": counting, "c": {"scorer": RUDE}}
     path = written(tmp_path / "tide.yaml", policies=policies)
     held = Held(Babbler(0.0))
-    with (
-        running(held.engine, policies=path, **BACKTRACK) as server,
-        ThreadPoolExecutor() as clients,
-    ):
+    options = {"policies": path, **BACKTRACK}
+    with running(held.engine, **options) as server, ThreadPoolExecutor() as clients:
         kept = server.policies.table.policies["c"]
         assert not made[0].closed
         asked = clients.submit(server.ask, "x", seed=2)

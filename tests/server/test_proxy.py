@@ -15,7 +15,7 @@ from tests.engines.openai.messages import Said
 from tests.engines.openai.server import TextServer
 from tests.fakes import HeldScorer, RudeScorer
 from tests.hostile import KEY
-from tests.server.gateways import BAD, TOOL, gateway, says
+from tests.server.gateways import BAD, gateway, says
 from tests.server.running import (
     PATIENCE,
     USER,
@@ -46,7 +46,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": [USER], "presence_penalty": 0.5, "logprobs": True, "unknown": [1], "seed": 3},
     ),
-    "tools": ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]}),
     "image": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -68,8 +67,6 @@ def received(url: str, path: str, content: bytes) -> tuple[int, str | None, byte
 @pytest.mark.parametrize("name", BODIES)
 def test_monitored_bytes_are_the_servers(name: str, upstream: TextServer, server: Running) -> None:
     path, body = BODIES[name]
-    if name == "tools":
-        says(upstream, Said("I look.", calls=[("find", "{}")]))
     upstream.pause = 0.005  # each event arrives alone
     for stream in (False, True):
         content = json.dumps({"model": "tiny", **body, "stream": stream}, indent=1).encode()

@@ -114,12 +114,15 @@ def ask(exporter: InMemorySpanExporter) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_span_of_a_completion(
+def test_span_and_log_of_a_completion(
     stream: bool, ask: Ask, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "tide.server"):
         answer, span = ask(prompt=PROMPT, max_tokens=5, n=2, stream=stream)
         wait_until(lambda: "mine-1" in caplog.text)
+    (line,) = [json.loads(message) for message in caplog.messages if "mine-1" in message]
+    assert (line["policy"], line["tokens"]) == ("default", 4)
+    assert 0 <= line["first"] <= line["seconds"]
     assert answer.headers["x-request-id"] == "mine-1"
     assert span.name == "POST /v1/completions"
     assert f"{span.context.trace_id:032x}" == TRACE
