@@ -50,7 +50,6 @@ LACKING = {
     ("serve",): "torch",
     ("score", "hello", "--scorer", "hf:mine"): "torch",
     ("eval", str(ROOT / "examples/everyday.txt"), "--model", "mine"): "torch",
-    ("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"): "transformers",
     ("serve", "--engine", "openai", "--strategy", "resample"): "torch",
 }
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tests.models import VOCAB, save_causal_lm, save_classifier
 from tide.core.errors import EngineError, ScorerError, TideError
 from tide.core.pretrained import read_config
-from tide.engines import load_engine
 from tide.engines.checkpoint import read_vocabulary
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
@@ -125,9 +124,6 @@ DOORS: dict[str, Callable[[str], object]] = {
     "engine": lambda folder: TransformersEngine(folder, trust_remote_code="off"),  # type: ignore[arg-type]
     "classifier": lambda folder: load_scorer(f"hf:{folder}"),
     "guard": lambda folder: load_scorer(f"guard:{folder}#llama-guard"),
-    "openai": lambda folder: load_engine(
-        "openai", "m", base_url="http://127.0.0.1:9", tokenizer=folder
-    ),
     "embeddings": lambda folder: read_vocabulary(folder, read_config(folder), torch.float32),
 }
 

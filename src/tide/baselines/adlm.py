@@ -99,7 +99,6 @@ class AdlmLane(SteeredLane):
     """
 
     baseline: Adlm
-    together = True  # the hidden states of one pass are left-padded
 
     def clear(self) -> None:
         super().clear()

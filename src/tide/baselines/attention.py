@@ -134,12 +134,6 @@ def reverse(values: Tensor, delta: Tensor, negative_end: Tensor, scale: float) -
     return scaled
 
 
-class ReversalLane(SteeredLane):
-    """Reads all entering rows in one pass, aligned with their deltas."""
-
-    together = True
-
-
 class Reversal(DecodingBaseline):
     """Moves each head's output at the last token against the effect of a negative prefix.
 
@@ -164,9 +158,8 @@ class Reversal(DecodingBaseline):
             copies=2,
             prompts=self._prefixed,
             hooks=partial(self._heads.hooked, self._note),
-            together=True,
         )
-        return partial(ReversalLane, readers=[prefixed])
+        return partial(SteeredLane, readers=[prefixed])
 
     def _prefixed(self, row: PromptRow) -> list[list[int]]:
         return self.engine.tokenize(

@@ -46,7 +46,7 @@ class Reader:
 
     copies, prompts: `prompts(row)` returns `copies` token sequences, which the model reads instead
     of the row's prompt. front: embeddings (n, d) to read before each sequence. hooks: a context in
-    which the model is called. together: see `Stream`.
+    which the model is called.
     """
 
     model: Any
@@ -54,7 +54,6 @@ class Reader:
     prompts: Callable[[Any], Sequence[Sequence[int]]] = lambda row: [row.prompt_ids]
     front: Tensor | None = None
     hooks: Hooks = nullcontext
-    together: bool = False
 
     def __post_init__(self) -> None:
         self.forward = Forward(self.model)
@@ -79,7 +78,7 @@ class Companion:
 
     def clear(self) -> None:
         self.rows: list[Row] = []
-        self.stream = Stream(self.reader.forward, together=self.reader.together)
+        self.stream = Stream(self.reader.forward)
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Read the beginnings of these rows. Raises CompletionError for one that is too long."""

@@ -101,7 +101,7 @@ def test_the_store_does_not_grow_with_the_steps() -> None:
     """However many rows come and go, columns for the longest row and some spare ones suffice."""
     cache = KeyValueCache(8)
     for _ in range(30):
-        cache.fill(layer_states(1, 10), cache.add([10], layer_states(1, 1)))
+        cache.add([10], layer_states(1, 10))
         for _ in range(40):
             cache.step()
             pairs = layer_states(cache.padded_count, 1)

@@ -40,13 +40,13 @@ def advance(engine: TransformersEngine, stream: Stream, rows: list[list[int]], s
 
 
 @torch.inference_mode()
-@given(steps=st.lists(STEP, min_size=1, max_size=8), together=st.booleans())
+@given(steps=st.lists(STEP, min_size=1, max_size=8))
 @examples(4, 150)
 def test_logits_are_those_of_a_fresh_read(
-    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]], together: bool
+    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]]
 ) -> None:
     """Whichever rows of any lengths enter and leave, also with sliding windows (Gemma 2)."""
-    stream = Stream(engine.forward, together=together)
+    stream = Stream(engine.forward)
     rows: list[list[int]] = []
     for step, (lengths, leaving, reads) in enumerate(steps):
         order = stream.leave([number for number in sorted(leaving) if number < len(rows)])

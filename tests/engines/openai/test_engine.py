@@ -141,27 +141,16 @@ def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> No
     assert set(server.requests[-1]["logit_bias"]) == {"18", "19"}
 
 
-@pytest.mark.parametrize(
-    ("ability", "tokenizer"),
-    [
-        pytest.param("tokens", None, id="no ids"),
-        pytest.param("biased", None, id="no bias"),
-        pytest.param("tokens", "pocket", id="another model's ids"),
-    ],
-)
+@pytest.mark.parametrize("ability", ["tokens", "biased"])
 def test_words_are_drawn_again_where_a_bias_does_not_work(
-    ability: str,
-    tokenizer: str | None,
-    connect: Connect,
-    server: TextServer,
-    caplog: pytest.LogCaptureFixture,
+    ability: str, connect: Connect, server: TextServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     setattr(server, ability, False)
     with caplog.at_level(logging.WARNING, "tide"):
-        engine = connect(tokenizer=tokenizer)
+        engine = connect()
     assert "by redrawing text" in engine.capability_notes
     is_warned = "logit_bias with ids of the" in caplog.text and "does not work" in caplog.text
-    assert is_warned == (ability == "biased" or tokenizer is not None)
+    assert is_warned == (ability == "biased")
     written = held_back(engine)
     assert all(written)
     assert any(body["temperature"] > 0 for body in server.requests)  # redrawn hotter
@@ -385,7 +374,6 @@ def test_server_that_is_busy_at_start_is_probed_later(
         ({"base_url": "http://a", "max_batch": 10**9}, "max_batch"),
         ({"base_url": "http://a", "deadline": 0}, "deadline"),
         ({"base_url": "http://a", "timeout": float("nan")}, "timeout"),
-        ({"base_url": "http://a", "tokenizer": "tests"}, "tokenizer tests: cannot be read"),
     ],
 )
 def test_bad_options(options: dict[str, Any], field: str) -> None:

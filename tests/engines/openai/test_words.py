@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.engines.base import MOST_SPELLINGS
-from tide.engines.openai.words import TokenSource, Words, words_of
+from tide.engines.openai.upstream import Upstream
+from tide.engines.openai.words import _TOKEN_APIS, TokenSource, Words, words_of
 
 _RUNS = st.builds(
     str.__mul__, st.sampled_from([" ", "_", "'a", "\u2019a", "a", "."]), st.integers(0, 60)
@@ -78,22 +79,24 @@ SPELLED = [space + word for word in ("fine", "Fine", "FINE") for space in ("", "
 VOCABULARY = ["\n", *SPELLED, *" aAdD", " a", " A", " \u05e9", *"\u05e9\u05dc\u4eba", " \u4eba"]
 
 
-async def tokenize(text: str) -> list[int]:
-    ids = []
-    while text:
-        token = max((token for token in VOCABULARY if text.startswith(token)), key=len)
-        ids.append(VOCABULARY.index(token))
-        text = text[len(token) :]
-    return ids
+class Spelled(TokenSource):
+    def __init__(self) -> None:
+        super().__init__(Upstream("http://127.0.0.1:9", 1.0), "m", _TOKEN_APIS[0])
 
+    async def tokenize(self, text: str) -> list[int]:
+        ids = []
+        while text:
+            token = max((token for token in VOCABULARY if text.startswith(token)), key=len)
+            ids.append(VOCABULARY.index(token))
+            text = text[len(token) :]
+        return ids
 
-async def detokenize(ids: Sequence[int]) -> str:
-    return "".join(VOCABULARY[token] for token in ids)
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(VOCABULARY[token] for token in ids)
 
 
 def banned_for(word: str) -> list[str]:
-    source = TokenSource("here", tokenize, detokenize)
-    return [VOCABULARY[token] for token in asyncio.run(source.ids([word]))]
+    return [VOCABULARY[token] for token in asyncio.run(Spelled().ids([word]))]
 
 
 @pytest.mark.parametrize(

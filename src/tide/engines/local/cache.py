@@ -81,32 +81,22 @@ class KeyValueCache:
         self.stores: list[Pair] = []
         self._slots = 0
 
-    def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
-        """Reserve slots for further rows of these lengths, which `fill` writes up to `end`.
-
-        like: keys and values of each layer, as patterns of heads, width, dtype and device.
-        """
+    def add(self, lengths: Sequence[int], layers: Sequence[Pair]) -> None:
+        """Append rows of these lengths, with their keys and values (n, heads, T, width)."""
         longest, slots = max(lengths), self.count + len(lengths)
         if self.count == 0:
             self.low = self.end = 0
         end = max(self.end - self.low, longest)
         if self.count == 0 or self.end < longest:
-            self._move(end, slots, end + _SPARE, like)
+            self._move(end, slots, end + _SPARE, layers)
         elif slots > self._slots:
-            self._move(self.end, slots, self.columns, like)
-        first, self.count = self.count, slots
+            self._move(self.end, slots, self.columns, layers)
+        for store, pair in zip(self.stores, layers, strict=True):
+            for whole, states in zip(store, pair, strict=True):
+                whole[self.count : slots, :, self.end - longest : self.end] = states
+        self.count = slots
         self.starts += [self.end - length for length in lengths]
         self._show()
-        return range(first, slots)
-
-    def fill(self, parts: Sequence[Pair], slots: Sequence[int]) -> None:
-        """Write the keys and values (n, heads, T, width) of all layers into these rows."""
-        where: slice | list[int] = list(slots)
-        if where == list(range(slots[0], slots[-1] + 1)):  # copying to a slice is faster
-            where = slice(slots[0], slots[-1] + 1)
-        for store, part in zip(self.stores, parts, strict=True):
-            for whole, states in zip(store, part, strict=True):
-                whole[where, :, self.end - states.shape[-2] : self.end] = states
 
     def copy(self, row: int) -> list[Pair]:
         """Copy the keys and values of one row, (1, heads, T, width) for each layer."""
@@ -151,7 +141,10 @@ class KeyValueCache:
             layer.show(self.end)
 
     def _move(self, end: int, slots: int, columns: int, like: Sequence[Pair]) -> None:
-        """Move the rows so that they end at column `end`, in a store of at least this size."""
+        """Move the rows so that they end at column `end`, in a store of at least this size.
+
+        like: keys and values of each layer, as patterns of heads, width, dtype and device.
+        """
         shift = end - self.end
         old, before = slice(self.low, self.end), self.stores
         fits = before and slots <= self._slots and columns <= self.columns

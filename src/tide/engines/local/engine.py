@@ -28,7 +28,6 @@ from tide.engines.local.stream import (
     Stream,
     cache_in,
     left_pad,
-    length_groups,
     not_finite,
 )
 from tide.plugins.options import checked
@@ -161,18 +160,16 @@ class TransformersEngine(EmbeddingEngine):
             self.check_prompt((*prompt, *completion), 0)
         lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
         likelihoods = [0.0] * len(pairs)
-        for alike in length_groups(lengths):
-            for group in packed([lengths[number] for number in alike], self.max_batch):
-                numbers = [alike[index] for index in group]
-                with self._calling("likelihood", CompletionError):
-                    texts = [pairs[number] for number in numbers]
-                    try:
-                        values = self._read_likelihoods(texts)
-                    except RuntimeError:  # a CPU without memory raises no `OutOfMemoryError`
-                        values = [self._read_likelihoods([text])[0] for text in texts]
-                for number, value in zip(numbers, values, strict=True):
-                    likelihoods[number] = value
-                await asyncio.sleep(0)  # other requests go on
+        for numbers in packed(lengths, self.max_batch):
+            with self._calling("likelihood", CompletionError):
+                texts = [pairs[number] for number in numbers]
+                try:
+                    values = self._read_likelihoods(texts)
+                except RuntimeError:  # a CPU without memory raises no `OutOfMemoryError`
+                    values = [self._read_likelihoods([text])[0] for text in texts]
+            for number, value in zip(numbers, values, strict=True):
+                likelihoods[number] = value
+            await asyncio.sleep(0)  # other requests go on
         release_openmp_threads()
         if any(map(math.isnan, likelihoods)):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")

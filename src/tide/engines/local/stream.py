@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -20,10 +19,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# Fixed cost of a small model's forward pass, in tokens that the model reads in the same time. The
-# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. A larger
-# model reads fewer tokens in this time.
-_CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 
@@ -110,48 +105,32 @@ class Stream:
     """A batch of sequences that a model reads token by token; rows enter and leave at any step.
 
     If the model is not `plain`, all rows enter at once. logits: logits (B, V) of the next tokens.
-    cache: keys and values of the tokens read so far. together: read all entering rows in one pass.
-    By default a CPU reads rows of similar length together; a GPU always reads all rows in one pass,
-    since it can afford the padding. multiple: see `KeyValueCache`.
+    cache: keys and values of the tokens read so far. multiple: see `KeyValueCache`.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        *,
-        together: bool = False,
-        multiple: int = 1,
-    ) -> None:
-        self._forward, self._together = forward, together
+    def __init__(self, forward: Forward, *, multiple: int = 1) -> None:
+        self._forward = forward
         self._other_cache: Any = None  # the cache of a model that is not plain
         self.cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
 
     def enter(self, rows: Sequence[Tensor]) -> None:
-        """Read embeddings (T_i, d), and append their rows to the batch."""
+        """Read embeddings (T_i, d) in one pass, and append their rows to the batch."""
         lengths = [len(row) for row in rows]
+        out = self._forward.read(rows)
         if self._forward.plain:
-            apart = rows[0].is_cpu and not self._together
-            groups = length_groups(lengths) if apart else [list(range(len(rows)))]
-            outs = [self._forward.read([rows[i] for i in group]) for group in groups]
-            slots = self.cache.add(lengths, pairs_in(outs[0]))
-            for out, group in zip(outs, groups, strict=True):
-                self.cache.fill(pairs_in(out), [slots[i] for i in group])
-            read = torch.cat([out.logits[:, -1] for out in outs])
-            logits = torch.empty_like(read)
-            logits[[i for group in groups for i in group]] = read
+            self.cache.add(lengths, pairs_in(out))
         else:
             assert not self.cache.count
-            out = self._forward.read(rows)
             self._other_cache = cache_in(out)
             self.cache.add(lengths, [])
-            logits = out.logits[:, -1]
+        logits = out.logits[:, -1]
         self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
         self._arrange()
 
     def resume(self, layers: Sequence[Pair]) -> None:
         """Append a row with these cached tokens; `advance` reads its next token."""
-        self.cache.fill(layers, self.cache.add([layers[0][0].shape[-2]], layers))
+        self.cache.add([layers[0][0].shape[-2]], layers)
         self._arrange()
 
     def advance(self, tokens: Tensor) -> None:
@@ -203,22 +182,6 @@ class Stream:
             columns = torch.arange(cache.low, cache.columns + 1)
             self._mask = (columns >= starts[:, None]).long().to(device)
         self._starts = starts.to(device)
-
-
-def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Group indices of `lengths`, from short to long, so that the groups are cheapest to read.
-
-    Dynamic programming runs over the distinct lengths, of which there are few.
-    """
-    order = by_length(lengths)
-    # Number of rows up to a distinct length -> lowest cost of the rows, and ends of their groups.
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
-    for length, same in groupby(order, key=lengths.__getitem__):
-        end = max(best) + len(list(same))
-        # The last group begins at `start`. It costs a call plus its number of rows times `length`.
-        lowest, start = min((cost - start * length, start) for start, (cost, _) in best.items())
-        best[end] = lowest + _CALL + end * length, [*best[start][1], end]
-    return [order[start:end] for start, end in pairwise([0, *best[len(order)][1]])]
 
 
 def by_length(lengths: Sequence[int]) -> list[int]:

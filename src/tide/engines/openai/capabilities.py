@@ -87,14 +87,11 @@ class Capabilities:
     chats_only: bool = False
 
 
-async def look_at(upstream: Upstream, name: str, named: TokenSource | None) -> Capabilities:
-    """Find the capabilities of a server. named: gives token ids in place of the server.
-
-    Raises ServerFailed if the server cannot be used.
-    """
+async def look_at(upstream: Upstream, name: str) -> Capabilities:
+    """Find the capabilities of a server. Raises ServerFailed if it cannot be used."""
     server = Capabilities(await _find_model(upstream, name), dict(OFF))
     await _find_fields(upstream, server)
-    server.token_source = await _find_token_source(upstream, server, named)
+    server.token_source = await _find_token_source(upstream, server)
     server.continued = await _find_continued(upstream, server)
     return server
 
@@ -138,11 +135,9 @@ async def _find_model(upstream: Upstream, name: str) -> str:
     return names[0]
 
 
-async def _find_token_source(
-    upstream: Upstream, server: Capabilities, named: TokenSource | None
-) -> TokenSource | None:
+async def _find_token_source(upstream: Upstream, server: Capabilities) -> TokenSource | None:
     """Return the source of token ids, if a bias on a word's ids makes the server avoid the word."""
-    source = named or await ask_server(upstream, server.model)
+    source = await ask_server(upstream, server.model)
     for prompt in _PROBES:
         written = await _complete(upstream, server, {"prompt": prompt})
         if written.lstrip().startswith(prompt):

@@ -26,8 +26,6 @@ from tide.core.errors import (
     CompletionLateError,
     EngineError,
     InputError,
-    guarded,
-    require,
 )
 from tide.core.http import Seconds, ServerFailed, ServerLate, read_key
 from tide.core.results import FinishReason
@@ -42,7 +40,6 @@ from tide.engines.openai.words import (
     TokenSource,
     Words,
     ask_server,
-    ask_tokenizer,
     same_word,
     words_of,
 )
@@ -62,12 +59,11 @@ class OpenAIEngine(Engine):
     address, with or without `/v1`. max_batch: maximum number of running requests; 1 for a server
     that takes one request at a time. deadline: seconds that a completion may take. timeout: seconds
     after which a server that sends nothing counts as failed. api_key_env: the environment variable
-    with the server's API key. tokenizer: folder or hub id of the model's tokenizer, for a server
-    without `/tokenize`. required: whether the server must answer at the start; otherwise it is
-    probed later, and requests fail until then.
+    with the server's API key. required: whether the server must answer at the start; otherwise it
+    is probed later, and requests fail until then.
 
-    Words are banned by `logit_bias` with the ids of the tokenizer or `/tokenize`, or else redrawn
-    at a higher temperature.
+    Words are banned by `logit_bias` with the ids of `/tokenize`, or else redrawn at a higher
+    temperature.
 
     The engine's tokens are the words themselves (see `words`), and a chat is one token. It has no
     embeddings and gives no likelihoods.
@@ -89,19 +85,10 @@ class OpenAIEngine(Engine):
         deadline: Seconds = 120.0,
         timeout: Seconds = 60.0,
         api_key_env: str = "OPENAI_API_KEY",
-        tokenizer: str | Path | None = None,
         required: bool = True,
     ) -> None:
         self.name = str(model)
         self.max_batch = max_batch or _MAX_BATCH
-        self._named: TokenSource | None = None
-        if tokenizer is not None:
-            read = require("transformers", "local").AutoTokenizer.from_pretrained
-            from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
-
-            with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
-                read_tokenizer = read(source_of(tokenizer), trust_remote_code=False)
-                self._named = ask_tokenizer(str(tokenizer), read_tokenizer)
         if not base_url:
             raise InputError("base_url: give the address of a server (--base-url http://HOST:PORT)")
         self._deadline = deadline
@@ -135,7 +122,7 @@ class OpenAIEngine(Engine):
         losses = self.upstream.reached.losses
         self._probe_at = time.monotonic() + _PROBE_PAUSE
         try:
-            self._probed = await look_at(self.upstream, self.name, self._named)
+            self._probed = await look_at(self.upstream, self.name)
         except ServerFailed as error:
             raise EngineError(f"{self.upstream.url}: cannot be used: {error}") from error
         self.name, self._losses = self._probed.model, losses
@@ -182,10 +169,10 @@ class OpenAIEngine(Engine):
 
     async def count_tokens(self, text: str) -> int:
         source = self._server.token_source
-        if source is not None:
+        if source is not None and text:
             # No answer is lost, or kept back for long, because it cannot be counted.
             with suppress(ServerFailed), anyio.move_on_after(_SECONDS_TO_COUNT):
-                return await source.count(text)
+                return len(await source.tokenize(text))
         return len(words_of(text))
 
     def token_texts(self, rows: Sequence[Sequence[Token]]) -> list[list[str]]:

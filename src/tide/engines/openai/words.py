@@ -5,15 +5,13 @@ characters of a script without spaces. So a text rarely has more words than mode
 words do not depend on how a server cuts the text into events. Each part of a word has a maximum
 length, so that a stream never holds back much text.
 
-`TokenSource` finds the model's tokens that begin banned words. It uses a tokenizer that the user
-names, or the server's `/tokenize` and `/detokenize` (vLLM and llama.cpp; llama-cpp-python has these
-paths below `/extras`).
+`TokenSource` finds the model's tokens that begin banned words. It uses the server's `/tokenize` and
+`/detokenize` (vLLM and llama.cpp; llama-cpp-python has these paths below `/extras`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import regex
@@ -98,9 +96,6 @@ _ANCHOR = "\n"
 _PROBE = "\n kind people"
 _KNOWN = 20_000
 
-Tokenize = Callable[[str], Awaitable[list[int]]]
-Detokenize = Callable[[Sequence[int]], Awaitable[str]]
-
 
 class Tokens(BaseModel):
     tokens: Rows[TokenId] = Field(max_length=100_000)
@@ -120,14 +115,6 @@ class _TokenApi(NamedTuple):
     field: str
     more: dict[str, Any]
 
-    async def tokens(self, upstream: Upstream, model: str, text: str) -> list[int]:
-        body = {"model": model, self.field: text, **self.more}
-        return list((await upstream.request(self.tokenize, Tokens, body)).tokens)
-
-    async def text(self, upstream: Upstream, model: str, ids: Sequence[int]) -> str:
-        body = {"model": model, "tokens": list(ids)}
-        return (await upstream.request(self.detokenize, Detokenized, body)).text
-
 
 _TOKEN_APIS = (
     _TokenApi("/tokenize", "/detokenize", "prompt", {"add_special_tokens": False}),
@@ -137,17 +124,22 @@ _TOKEN_APIS = (
 
 
 class TokenSource:
-    """Finds the first tokens of words, in every spelling. name: source of the tokens."""
+    """Finds the first tokens of words, in every spelling, by a server's token API."""
 
-    def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
-        self.name = name
-        self._tokenize, self._detokenize = tokenize, detokenize
+    def __init__(self, upstream: Upstream, model: str, api: _TokenApi) -> None:
+        self.name = f"the server's {api.tokenize}"
+        self._upstream, self._model, self._api = upstream, model, api
         self._known: dict[str, tuple[int, ...]] = {}
         self._anchor: list[int] | None = None
 
-    async def count(self, text: str) -> int:
-        """Return the number of tokens in a text."""
-        return len(await self._tokenize(text)) if text else 0
+    async def tokenize(self, text: str) -> list[int]:
+        api = self._api
+        body = {"model": self._model, api.field: text, **api.more}
+        return (await self._upstream.request(api.tokenize, Tokens, body)).tokens
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        body = {"model": self._model, "tokens": list(ids)}
+        return (await self._upstream.request(self._api.detokenize, Detokenized, body)).text
 
     async def ids(self, words: Sequence[str]) -> list[int]:
         """Return the ids to ban for these words, which include the spaces before them.
@@ -174,7 +166,7 @@ class TokenSource:
         The first token of another spelling may be a single letter, which must not be banned.
         """
         for token in await self._read(word):
-            text = await self._detokenize([token])
+            text = await self.detokenize([token])
             if core := text.strip():  # a token may be a space alone
                 break
         else:
@@ -191,9 +183,9 @@ class TokenSource:
     async def _read(self, text: str) -> list[int]:
         """Return the tokens of `text` after the anchor; none if the anchor's tokens change."""
         if self._anchor is None:
-            self._anchor = await self._tokenize(_ANCHOR)
+            self._anchor = await self.tokenize(_ANCHOR)
         before = self._anchor
-        ids = await self._tokenize(_ANCHOR + text)
+        ids = await self.tokenize(_ANCHOR + text)
         return ids[len(before) :] if before and ids[: len(before)] == before else []
 
 
@@ -214,31 +206,18 @@ def same_word(word: str) -> str:
 async def ask_server(upstream: Upstream, model: str) -> TokenSource | None:
     """Find the server's token API, if it has one. Impossible answers raise ServerFailed."""
     for api in _TOKEN_APIS:
-        tokenize = partial(api.tokens, upstream, model)
+        source = TokenSource(upstream, model, api)
         try:
-            ids = await tokenize(_PROBE)
+            ids = await source.tokenize(_PROBE)
         except ServerFailed as error:
             if error.status in (0, 429):  # a wrong answer; a busy server
                 raise
             continue  # the server has another API, or no API for tokens
-        detokenize = partial(api.text, upstream, model)
         if not ids:  # the server looked for the text in another field
             continue
-        if not (await detokenize(ids)).endswith(_PROBE.strip()):  # a token for BOS may come before
-            raise ServerFailed(
-                f"{api.tokenize}: answered tokens that do not decode to the text of the request"
-            )
-        return TokenSource(f"the server's {api.tokenize}", tokenize, detokenize)
+        text = await source.detokenize(ids)
+        if not text.endswith(_PROBE.strip()):  # a token for BOS may come before
+            problem = "answered tokens that do not decode to the text of the request"
+            raise ServerFailed(f"{api.tokenize}: {problem}")
+        return source
     return None
-
-
-def ask_tokenizer(name: str, tokenizer: Any) -> TokenSource:
-    """Make a transformers tokenizer a source of token ids."""
-
-    async def tokenize(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    async def detokenize(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids)))
-
-    return TokenSource(f"the tokenizer {name}", tokenize, detokenize)
