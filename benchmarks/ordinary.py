@@ -50,7 +50,7 @@ from tide import Chat, Detoxifier, Engine, Trial, load_engine
 from tide.core.settings import Settings
 from tide.data.texts import read_rows
 from tide.evaluation.metrics import Share, wilson
-from tide.evaluation.tables import Column, Table, Value, to_text
+from tide.evaluation.tables import Column, Table, Value, to_rich
 from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.scorers.base import score_texts
 
@@ -303,7 +303,7 @@ def show_pairs(console: Console, name: str) -> None:
 
 
 def show(console: Console, table: Table) -> None:
-    print(to_text(table, console.width))
+    console.print(to_rich(table, console.width))
 
 
 def row_of(method: str, answer: Answer) -> Mapping[str, Any]:

@@ -199,9 +199,9 @@ def report(
 
 def _print_tables(tables: Sequence[Table]) -> None:
     """Print tables; a line that explains several of them is printed once."""
-    from tide.evaluation.tables import to_text  # noqa: PLC0415  (slow import)
+    from tide.evaluation.tables import to_rich  # noqa: PLC0415  (slow import)
 
     known: set[str] = set()
     for table in tables:
-        OUTPUT.print(to_text(table, OUTPUT.width, known), soft_wrap=True)
+        OUTPUT.print(to_rich(table, OUTPUT.width, known))
         known.update(table.legend)

@@ -7,8 +7,13 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from tide.core.sanitize import visible
 from tide.evaluation.metrics import Estimate, Share, Summary
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 Value = str | int | float | Estimate | None
 
+_NAME_SHARE = 0.4  # maximum share of a terminal's width for a method's name; longer names wrap
 _OF_SHARES = "[ ] Wilson's 95 % interval of a share of prompts"
 _OF_MEANS = "± half of the 95 % bootstrap interval over prompts"
 
@@ -304,16 +310,37 @@ def to_csv(table: Table) -> str:
     return csv
 
 
-def to_text(table: Table, width: int = 80, known: Collection[str] = ()) -> str:
-    """Return a table for a terminal. Columns that do not fit `width` follow in further blocks.
+def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
+    """Render a table for a terminal. Columns that do not fit `width` follow in further tables.
 
     known: lines of the legend that are left out.
     """
-    shown = table.as_shown()
-    shown = shown.set_index(shown.columns[0])
-    shown = shown.rename_axis(index=None, columns=shown.index.name)
-    legend = [fill(note, width) for note in table.legend if note not in known]
-    return "\n".join([table.title, "", shown.to_string(line_width=width), "", *legend, ""])
+    console = Console(width=10 * width)
+    parts = [_rich(table, [0], width)]
+    columns: list[int] = []
+    for number in range(1, len(table.columns)):
+        wider = _rich(table, [0, *columns, number], width)
+        if columns and console.measure(wider).maximum > width:
+            columns = [number]
+            parts.append(_rich(table, [0, number], width))
+        else:
+            columns.append(number)
+            parts[-1] = wider
+    legend = [Text(note, style="italic") for note in table.legend if note not in known]
+    return Group(Text(table.title, style="bold"), *parts, *legend, "")
+
+
+def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
+    rich_table = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for number in columns:
+        heading = table.columns[number].heading
+        rich_table.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
+    room = int(width * _NAME_SHARE)
+    for name, *cells in table.cells:
+        # Names break after commas, so that options stay whole, and elsewhere only if necessary.
+        lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
+        rich_table.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
+    return rich_table
 
 
 WRITERS: Mapping[str, Callable[[Table], str]] = {
