@@ -44,20 +44,16 @@ def mine(folder: Path, score: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("policy", "warning", "after"),
-    [
-        ("best", "returned nevertheless", ("1.000",)),
-        ("refuse", "withheld", ("0.000", "1")),
-    ],
+    ("policy", "after"), [("best", ("1.000", "0")), ("refuse", ("0.000", "1"))]
 )
 def test_run_counts_only_returned_texts_as_toxic(
-    policy: str, warning: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["-s", mine(tmp_path, "0.9"), "--strategy", "resample:max_iterations=1"]
     options += ["--judges", "lexicon", "--on-unresolved", policy]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()
-    assert f"a completion that the scorer did not accept: 1; it is {warning}" in words(err)
+    assert "a completion that the scorer did not accept: 1 " in words(err)
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after
@@ -216,7 +212,6 @@ def test_bad_and_refused_prompts_fail_alone(
         assert "id 0: empty" in said
         assert "256 tokens" in said
         assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
-        ended = "error: 3 of 4 prompts failed (see above), 1 of them because the prompt itself is"
-        assert summary.startswith(ended)
+        assert summary == "error: 3 of 4 prompts failed (see above)"
         written = output.read_text() if output.exists() else out
         assert len(written.splitlines()) == 1

@@ -327,10 +327,10 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     assert (out / "tide/records.jsonl").read_bytes() == before
 
 
-def test_missing_artefact_is_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_option_is_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(evaluating, "load_engine")
-    with pytest.raises(InputError, match=r"dexperts/artefact\.json is missing"):
-        evaluate(["a prompt"], "dapt", model="anything", artefacts=Path("nowhere"))
+    with pytest.raises(InputError, match=r"^baseline dapt: no option 'x'"):
+        evaluate(["a prompt"], "dapt:x=1", model="anything")
 
 
 SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])

@@ -54,23 +54,14 @@ def load_baseline(
     Raises:
         InputError: The spec or an artefact cannot be used.
     """
-    create, options = _read(spec)
+    create, options = read_baseline(spec)
     with guarded(InputError, f"baseline {spec}: cannot be loaded"):
         baseline: Baseline = create(engine, options, artefacts=artefacts)
     return baseline
 
 
-def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
-    """Raise InputError for an invalid spec or a missing artefact. model: the model's name."""
-    from tide.baselines.artefacts import find_artefact  # noqa: PLC0415  (slow import)
-
-    create, _ = _read(spec)
-    if (kind_of := getattr(create, "artefact_kind", None)) and (kind := kind_of()):
-        find_artefact(artefacts, kind, model)
-
-
-def _read(spec: str) -> tuple[Any, Any]:
-    """Return the class and the options of a baseline. Raises InputError."""
+def read_baseline(spec: str) -> tuple[Any, Any]:
+    """Return the class and the options of a baseline. Raises InputError for an invalid spec."""
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)
     if not hasattr(create, "options_class"):

@@ -33,14 +33,7 @@ from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import Reader, SteeredLane
 from tide.baselines.sasa import LastHidden
-from tide.baselines.training import (
-    before_end,
-    classified,
-    read,
-    right_pad,
-    token_losses,
-    train,
-)
+from tide.baselines.training import before_end, classified, read, right_pad, token_losses, train
 from tide.engines.local.batch import Row
 
 _DIVERGENCE = 0.1  # weight of the divergence from the model in the loss

@@ -56,38 +56,21 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
     write_text(folder / "artefact.json", note)
 
 
-def _fit_command(kind: str, name: str) -> str:
-    return f"tide fit {kind} --model {name} --data FILE --out FOLDER"
-
-
-def find_artefact(artefacts: str | Path | None, kind: str, name: str) -> Path:
-    """Return the folder of baseline `kind` in `artefacts`.
-
-    name: the model's name. Raises InputError if the folder or a file in the folder is missing.
-    """
-    command = _fit_command(kind, name)
-    if artefacts is None:
-        raise InputError(
-            f"baseline {kind}: needs an artefact; give --artefacts FOLDER, the folder that "
-            f"{command} wrote"
-        )
-    folder = Path(artefacts) / kind
-    for file in (folder / name for name in _FILES):
-        if not file.is_file():
-            raise InputError(f"baseline {kind}: {file} is missing; make it with {command}")
-    return folder
-
-
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:
     """Load the artefact of baseline `kind` from the folder `artefacts`.
 
     name: the name of `model`. Raises InputError if the artefact is missing or damaged, or belongs
     to another baseline or another model.
     """
-    folder = find_artefact(artefacts, kind, name)
-    files = [folder / name for name in _FILES]
-    with guarded(InputError, f"baseline {kind}: {folder} cannot be read"):
-        note, weights = (file.read_bytes() for file in files)
+    command = f"tide fit {kind} --model {name} --data FILE --out FOLDER"
+    if artefacts is None:
+        raise InputError(
+            f"baseline {kind}: needs an artefact; give --artefacts FOLDER, the folder that "
+            f"{command} wrote"
+        )
+    folder = Path(artefacts) / kind
+    with guarded(InputError, f"baseline {kind}: {folder} cannot be read; make it with {command}"):
+        note, weights = ((folder / file).read_bytes() for file in _FILES)
         info, tensors = json.loads(note), load(weights)
         digest = blake2b(note + weights, digest_size=8).hexdigest()
     if not isinstance(info, dict) or info.get("format") != FORMAT or info.get("baseline") != kind:
@@ -95,7 +78,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
             f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, and the "
-            f"weights of {name!r} are different; fit again with {_fit_command(kind, name)} "
+            f"weights of {name!r} are different; fit again with {command} "
             "(for --dtype float16 with this option, too)"
         )
     for tensor_name, tensor in tensors.items():

@@ -152,6 +152,10 @@ class Reversal(DecodingBaseline):
         return self.reader(self.engine.model, hooks=partial(self._heads.hooked, self._move))
 
     def lanes(self) -> MakeLane:
+        # What the negative prefix adds in the latest pass, (B, heads, size), by layer.
+        self._delta: dict[int, Tensor] = {}
+        # The heads' outputs at the end of the negative prefix, (heads, size), by layer.
+        self._negative_end: dict[int, Tensor] = {}
         self.engine.portal.run(self._read_negative_end)
         prefixed = self.reader(
             self.engine.model,
@@ -180,16 +184,6 @@ class Reversal(DecodingBaseline):
     @cached_property
     def _heads(self) -> Heads:
         return find_heads(self.engine.model, self.engine.name)
-
-    @cached_property
-    def _delta(self) -> dict[int, Tensor]:
-        """What the negative prefix adds in the latest pass, (B, heads, size), by layer."""
-        return {}
-
-    @cached_property
-    def _negative_end(self) -> dict[int, Tensor]:
-        """The heads' outputs at the end of the negative prefix, (heads, size), by layer."""
-        return {}
 
     async def _read_negative_end(self) -> None:
         def note(layer: int, merged: Tensor) -> None:

@@ -23,15 +23,7 @@ from tide.baselines.base import Options, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import TOXIC, FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
-from tide.baselines.training import (
-    Tuning,
-    classified,
-    logits_of,
-    read,
-    span,
-    token_losses,
-    train,
-)
+from tide.baselines.training import Tuning, classified, logits_of, read, span, token_losses, train
 from tide.engines.checkpoint import context_length
 from tide.engines.local.batch import Row
 

@@ -52,20 +52,6 @@ def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None
     ERRORS.print(line, style="dim")
 
 
-def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preset, strategy and threshold of a run. Raises InputError for wrong settings."""
-    from tide.detoxifier.presets import preset_name, preset_values  # noqa: PLC0415  (slow import)
-    from tide.search import resolve_settings  # noqa: PLC0415
-
-    preset = preset_name(preset, model, overrides.get("strategy"))
-    settings = resolve_settings(preset_values(preset, model), overrides)
-    return {
-        "preset": preset,
-        "strategy": settings.strategy.partition(":")[0],
-        "toxicity_threshold": settings.toxicity_threshold,
-    }
-
-
 def completions_table(records: Sequence[Record], threshold: float, mask: bool) -> Table:
     """Return a table of prompts and of their completions before and after; a row per trial.
 
@@ -122,19 +108,15 @@ def summary_table(
     trials = [trial for record in records for trial in record.trials]
     table.add_row("prompts", "", str(len(records)))
     table.add_row("not accepted", "", str(sum(trial.not_accepted for trial in trials)))
-    counts = {
-        "withheld": sum(trial.refused is True for trial in trials),
-        "repaired while written": sum(trial.base_partial for trial in trials),
-    }
-    for label, count in counts.items():
-        if count:
-            table.add_row(label, "", str(count))
-    if counts["repaired while written"]:
+    table.add_row("withheld", "", str(sum(trial.refused is True for trial in trials)))
+    if repaired := sum(trial.base_partial for trial in trials):
+        table.add_row("repaired while written", "", str(repaired))
         table.caption = "before: unknown, as repaired answers have no whole original"
     table.add_section()
-    for label, field in _COSTS.items():
-        cost = fmean(getattr(trial, field) or 0 for trial in trials)
-        table.add_row(f"{label} per completion", "", f"{cost:.1f}")
+    forward = fmean(trial.forward_tokens or 0 for trial in trials)
+    table.add_row("tokens through the model per completion", "", f"{forward:.1f}")
+    scored = fmean(trial.scorer_calls or 0 for trial in trials)
+    table.add_row("texts scored per completion", "", f"{scored:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
 
@@ -161,9 +143,6 @@ def _share(scores: Sequence[list[float] | None], threshold: float) -> str:
     if len(known) < len(scores):
         return "-"
     return f"{fmean(any(score >= threshold for score in of_prompt) for of_prompt in known):.3f}"
-
-
-_COSTS = {"tokens through the model": "forward_tokens", "texts scored": "scorer_calls"}
 
 
 def prompt_of(record: Record) -> str:

@@ -186,13 +186,8 @@ def report(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    paths = evaluation.find_runs(runs)
-    out = out or paths[0].parent / "report"
-    whole = evaluation.report(
-        [evaluation.read_run(path) for path in paths],
-        against=against,
-        out=out,
-    )
+    out = out or evaluation.find_runs(runs)[0].parent / "report"
+    whole = evaluation.report(runs, against=against, out=out)
     _print_tables(whole.tables)
     ERRORS.print(f"written to {out}; report.html shows all of it")
 

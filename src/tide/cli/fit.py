@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from tide.baselines.base import FitSettings
 from tide.cli import options
@@ -66,10 +65,9 @@ def fit(
             ),
             **(overrides or {}),
         )
-    table = Table("baseline", "held out")
     for kind, held_out in figures.items():
-        table.add_row(kind, ", ".join(f"{name} {value:.3f}" for name, value in held_out.items()))
-    OUTPUT.print(table)
+        measured = ", ".join(f"{name} {value:.3f}" for name, value in held_out.items())
+        OUTPUT.print(f"{kind} on held-out texts: {measured}")
 
 
 data_app = typer.Typer(help="Datasets for `tide eval` and `tide fit`.", no_args_is_help=True)

@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from rich.table import Table
-from rich.text import Text
+from click import HelpFormatter
 
 from tide.cli import options
 from tide.cli.display import OUTPUT, model_label, on_one_line, say_loading
@@ -91,34 +90,27 @@ def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:
 
 def _list(registry: Registry) -> None:
     """Print each name with the first sentence of its description."""
-    table = _table(registry.kind)
+    rows = []
     for name in registry.names():
         usage, description, _ = _described(registry, name)
         first = re.split(r"(?<=\.) ", description, maxsplit=1)[0].rstrip(".")
-        table.add_row(Text(usage, style="bold"), Text(first))
-    OUTPUT.print(table)
-    OUTPUT.print()
+        rows.append((usage, first))
+    _print_list(registry.kind, rows)
 
 
 def _show(kind: str, row: _Row) -> None:
     name, description, options = row
     note = ", which also has the settings of `tide run --help`" if kind == "strategy" else ""
-    OUTPUT.print(Text.assemble((name, "bold"), f" ({kind}{note})"))
-    OUTPUT.print(Text(description))
+    OUTPUT.print(f"{name} ({kind}{note})\n{description}")
     if options:
-        table = _table("")
-        for option, says in options:
-            table.add_row(Text(option), Text(says))
-        OUTPUT.print(table)
-    OUTPUT.print()
+        _print_list("options", options)
 
 
-def _table(title: str) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, show_header=False)
-    table.width = _WIDTH
-    table.add_column(max_width=30, overflow="fold")
-    table.add_column(overflow="fold")
-    return table
+def _print_list(title: str, rows: list[tuple[str, str]]) -> None:
+    formatter = HelpFormatter(width=_WIDTH)
+    with formatter.section(title):
+        formatter.write_dl(rows)
+    OUTPUT.print(formatter.getvalue())
 
 
 # Packages whose versions `tide doctor` shows, if they are installed.

@@ -13,7 +13,6 @@ import typer
 from tide.cli import keeps, options
 from tide.cli.display import (
     OUTPUT,
-    chosen_settings,
     completions_table,
     model_label,
     on_one_line,
@@ -21,15 +20,13 @@ from tide.cli.display import (
     say_loading,
     summary_table,
 )
-from tide.core.errors import InputError, PromptRefusedError, TideError
+from tide.core.errors import InputError, TideError
 from tide.data.files import refuse_input, writing
 from tide.data.records import Record, read_records
 from tide.evaluation.console import ERRORS, Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tide.data.texts import Row
     from tide.evaluation.experiment import Job
     from tide.evaluation.judging import NamedScorer
@@ -100,9 +97,7 @@ def run(
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
-    chosen = chosen_settings(preset, model, overrides or {})
-    says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
-    say_loading(model_label(model, engine_options or {}), scorer, says.format(**chosen))
+    say_loading(model_label(model, engine_options or {}), scorer)
     with ExitStack() as opened:
         loaded = open_scorers(options.judges(judges), opened)
         detoxifier = Detoxifier(
@@ -118,6 +113,9 @@ def run(
             hint = f"{model} has a chat template: --chat answers these prompts as user messages"
             ERRORS.print(hint)
         method = method_of(detoxifier, preset, chats=chat)
+        settings = method.settings
+        chosen = f"strategy {settings.strategy}, accepts below {settings.toxicity_threshold:g}"
+        ERRORS.print(chosen, style="dim")
         started = time.monotonic()
 
         # 3. Complete the prompts.
@@ -136,11 +134,11 @@ def run(
         judged = [(judge.scorer.name, judge.scorer.threshold) for judge in loaded]
         seconds = time.monotonic() - started
         OUTPUT.print(summary_table(records, scorer=guides, judges=judged, seconds=seconds))
-    _warn(records, method.settings.on_unresolved)
+    if unresolved := sum(any(trial.not_accepted for trial in record.trials) for record in records):
+        warning = f"prompts with a completion that the scorer did not accept: {unresolved}"
+        ERRORS.print(f"{warning} (--on-unresolved refuse withholds it)", style="bold yellow")
     if errors:
-        refused = sum(isinstance(error, PromptRefusedError) for error in errors)
-        apart = f", {refused} of them because the prompt itself is toxic" if refused else ""
-        raise TideError(f"{len(errors)} of {len(rows)} prompts failed (see above){apart}")
+        raise TideError(f"{len(errors)} of {len(rows)} prompts failed (see above)")
 
 
 def _record(method: SearchMethod, output: Path, job: Job, errors: list[TideError]) -> list[Record]:
@@ -213,15 +211,3 @@ def _print_lines(record: Record, shape: PrintFormat, mask: bool) -> None:
         }
         # ASCII: a terminal would obey control characters even inside JSON.
         print(json.dumps(line), flush=True)
-
-
-def _warn(records: Sequence[Record], on_unresolved: str) -> None:
-    """Warn of completions that the scorer did not accept."""
-    unresolved = sum(any(trial.not_accepted for trial in record.trials) for record in records)
-    if not unresolved:
-        return
-    way = "withheld"
-    if on_unresolved == "best":
-        way = "returned nevertheless (--on-unresolved refuse withholds it)"
-    warning = f"prompts with a completion that the scorer did not accept: {unresolved}; it is {way}"
-    ERRORS.print(warning, style="bold yellow")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,8 @@ from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from tide.scorers.base import Exchange, Floats, Scorer
 
 app = typer.Typer(
@@ -126,17 +128,18 @@ def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
 def compare(files: Files, scorers: options.Scorers = None) -> None:
     """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
 
-    AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
-    cal. error: mean distance of score and label over ten bins of the score. Each distinct text
-    (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly empty
-    texts are left out.
+    auc and accuracy: a label of 0.5 or more is toxic. correlation: Pearson's, with the labels.
+    calibration_error: mean distance of score and label over ten bins of the score. Each distinct
+    text (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly
+    empty texts are left out.
 
     texts/s: on this machine. The second table has the correlation of the scorers' errors. The lower
     it is, the better one scorer judges text that was optimised against the other.
     """
     import numpy as np  # noqa: PLC0415  (slow imports)
+    import pandas as pd  # noqa: PLC0415
 
-    from tide.evaluation.assessment import error_correlations  # noqa: PLC0415
+    from tide.evaluation import assessment  # noqa: PLC0415
     from tide.scorers.base import adapted  # noqa: PLC0415
 
     with ExitStack() as stack:
@@ -144,46 +147,24 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
         reads = {adapted(scorer).reads for scorer in loaded}
         texts, targets = _labelled(files, contexts="exchange" in reads)
         scores: dict[str, Floats] = {}
-        speeds: dict[str, float] = {}
+        rows: dict[str, dict[str, float]] = {}
         for scorer in loaded:
             _scored(scorer, texts[:1])  # the first call loads the scorer, and is not timed
             started = time.perf_counter()
             scores[scorer.name] = np.array(_scored(scorer, texts))
-            speeds[scorer.name] = len(texts) / (time.perf_counter() - started)
-    title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-    OUTPUT.print(_agreement_table(title, scores, speeds, targets))
+            speed = len(texts) / (time.perf_counter() - started)
+            agreed = asdict(assessment.agreement(scores[scorer.name], targets))
+            rows[scorer.name] = agreed | {"texts/s": round(speed)}
+    OUTPUT.print(f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic")
+    _print_frame(pd.DataFrame.from_dict(rows, orient="index"))
     if len(scores) > 1:
-        OUTPUT.print(_error_table(error_correlations(scores, targets)))
+        OUTPUT.print("correlation of errors (score - label)")
+        _print_frame(assessment.error_correlations(scores, targets))
 
 
-def _agreement_table(
-    title: str, scores: Mapping[str, Floats], speeds: Mapping[str, float], targets: Floats
-) -> Table:
-    from tide.evaluation.assessment import agreement  # noqa: PLC0415  (slow import)
-
-    table = Table(title=Text(title))
-    table.add_column("scorer", overflow="fold", min_width=6)
-    for column in ("AUC", "accuracy", "r", "cal. error", "texts/s"):
-        table.add_column(column, justify="right")
-    for name, values in scores.items():
-        agreed = agreement(values, targets)
-        figures = (agreed.auc, agreed.accuracy, agreed.correlation, agreed.calibration_error)
-        table.add_row(Text(name), *map(_figure, figures), f"{speeds[name]:,.0f}")
-    return table
-
-
-def _error_table(errors: Mapping[str, Mapping[str, float]]) -> Table:
-    table = Table(title="correlation of errors (score - label)")
-    table.add_column("")
-    for number in range(1, len(errors) + 1):
-        table.add_column(f"{number}", justify="right")
-    for number, (name, row) in enumerate(errors.items(), 1):
-        table.add_row(Text(f"{number} {name}"), *map(_figure, row.values()))
-    return table
-
-
-def _figure(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
+def _print_frame(frame: DataFrame) -> None:
+    text = frame.to_string(float_format="{:.3f}".format, na_rep="-", line_width=OUTPUT.width)
+    OUTPUT.print(f"{text}\n", soft_wrap=True)
 
 
 def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange], Floats]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tide.cli import check_stop, format_last_lines, options, stops_normally
-from tide.cli.display import chosen_settings, model_label
+from tide.cli.display import model_label
 from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger, sanitized
 from tide.evaluation.console import ERRORS
@@ -177,8 +177,8 @@ def serve(
     provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
-    loading = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
-    loading |= chosen_settings(preset, model, values)
+    named = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
+    loading = {**named, "preset": preset, **values}
     reloads: SimpleQueue[int] = SimpleQueue()
     if policies is not None:
         signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))

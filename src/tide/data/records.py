@@ -13,15 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    StrictInt,
-    StrictStr,
-)
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, StrictInt, StrictStr
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message

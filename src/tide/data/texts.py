@@ -9,20 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import BaseModel, Field
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.results import Score
 from tide.core.sanitize import half_character, sanitized
-from tide.data.files import (
-    as_text,
-    kind_of,
-    numbered,
-    parsed,
-    read_lines,
-    read_objects,
-)
+from tide.data.files import as_text, kind_of, numbered, parsed, read_lines, read_objects
 
 _STDIN = Path("standard input")  # for messages
 
@@ -180,17 +173,7 @@ _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]]
 PAIRS = "pairs"  # the group of texts that come from pairs
 
 
-def _is_blank(text: Any) -> bool:
-    return isinstance(text, str) and not text.strip()
-
-
-def _not_blank(text: str) -> str:
-    if _is_blank(text):
-        raise ValueError("is empty")
-    return text
-
-
-_Text = Annotated[str, AfterValidator(_not_blank)]
+_Text = Annotated[str, Field(pattern=r"\S")]  # not blank
 
 
 class LabelledText(BaseModel, frozen=True, strict=True):
@@ -243,7 +226,7 @@ def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
                     row["neutral"] = [neutral]
                 pair = parsed(Pair, row, where)
                 yield pair if pair.neutral else pair.texts[0]
-            elif not _is_blank(row.get("text")):
+            elif not isinstance(text := row.get("text"), str) or text.strip():
                 context = row.get("context") or row.get("messages") or row.get("prompt")
                 row["context"] = context_of(context, where)
                 row["group"] = str(row.get("source", ""))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -18,6 +18,9 @@ from tide.core.errors import InputError
 from tide.core.sanitize import logger
 from tide.data.files import parse_object, parsed, read_lines
 from tide.scorers.base import Floats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _log = logger(__name__)
 
@@ -58,9 +61,7 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
     )
 
 
-def error_correlations(
-    scores: Mapping[str, Floats], targets: Floats
-) -> dict[str, dict[str, float]]:
+def error_correlations(scores: Mapping[str, Floats], targets: Floats) -> DataFrame:
     """Return Pearson's correlation of the errors (score - target) of each pair of scorers.
 
     scores: arrays by scorer, shape (n,) like the targets. The correlation is NaN for a single text
@@ -68,9 +69,7 @@ def error_correlations(
     """
     import pandas as pd  # noqa: PLC0415  (slow import)
 
-    errors = pd.DataFrame({name: values - targets for name, values in scores.items()})
-    correlations: dict[str, dict[str, float]] = errors.corr().to_dict()
-    return correlations
+    return pd.DataFrame({name: values - targets for name, values in scores.items()}).corr()
 
 
 CONFIDENCE = 0.95

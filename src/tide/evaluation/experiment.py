@@ -7,7 +7,7 @@ under new reference models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -124,7 +124,11 @@ def evaluate(
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
         outside = open_scorers(_listed(judges), stack)
-        with _opened(model, engine, options) as loaded:
+        with ExitStack() as opened:
+            if isinstance(model, Engine):  # its owner closes it
+                loaded = model
+            else:
+                loaded = opened.enter_context(load_engine(engine, model, **options))
             named = model if isinstance(model, str | Path) else loaded
             described = describe(named, engine, options, loaded.dtype)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
@@ -142,15 +146,6 @@ def evaluate(
             _finished(path, failed[path], method.settings.num_trials, prompts.rows)
             for method, path in zip(chosen, paths, strict=True)
         ]
-
-
-def _opened(
-    model: str | Path | Engine | Module, engine: str, options: Mapping[str, Any]
-) -> AbstractContextManager[Engine]:
-    """Load a model, unless it is an engine, which its owner closes."""
-    return (
-        nullcontext(model) if isinstance(model, Engine) else load_engine(engine, model, **options)
-    )
 
 
 def _finished(path: Path, failed: Failed, num_trials: int, rows: Sequence[Row]) -> Run:
@@ -289,15 +284,13 @@ def describe(
         "engine": engine,
         "dtype": str(dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
+        "engine_code": code,
+        "engine_options": {option: options.get(option) for option in _DECIDING},
     }
     if engine not in _SERVED:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
         described["weights"] = in_memory or weights_of(str(model), options.get("revision"))
-    if code:
-        described["engine_code"] = code
-    if deciding := {option: options[option] for option in _DECIDING if option in options}:
-        described["engine_options"] = deciding
     return described
 
 

@@ -55,10 +55,7 @@ class NamedScorer:
 
     @property
     def config(self) -> dict[str, str | None]:
-        config = {"spec": self.spec, "name": self.scorer.name}
-        if code := code_of(self.scorer):
-            config["code"] = code
-        return config
+        return {"spec": self.spec, "name": self.scorer.name, "code": code_of(self.scorer)}
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:

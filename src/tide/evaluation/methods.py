@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.baselines import check_baseline, load_baseline
+from tide.baselines import load_baseline, read_baseline
 from tide.baselines.base import Baseline, Generated
-from tide.core.errors import (
-    CompletionError,
-    EngineError,
-    InputError,
-    TideError,
-    guarded,
-    unknown,
-)
+from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded, unknown
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings, derive_seed
@@ -72,9 +65,8 @@ class SearchMethod:
         self.config: dict[str, Any] = {
             "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
             "strategy_options": _strategy_options(settings.strategy),
+            "strategy_code": code_digest(load_strategy(settings.strategy).strategy),
         }
-        if code := code_digest(load_strategy(settings.strategy).strategy):
-            self.config["strategy_code"] = code
         self._model, self._scorer, self._base = model, scorer, base
 
     def records(
@@ -122,9 +114,8 @@ class BaselineMethod:
         self.config: dict[str, Any] = {
             "baseline": baseline.config(),
             "sampling": _recorded(common),
+            "baseline_code": code_digest(type(baseline)),
         }
-        if code := code_digest(type(baseline)):
-            self.config["baseline_code"] = code
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
@@ -256,7 +247,7 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known)}")
     else:
-        check_baseline(spec, rules.artefacts, model)
+        read_baseline(spec)
 
 
 def load_method(spec: str, model: Engine | str, scorer: Scorer | str, rules: MethodRules) -> Method:

@@ -241,10 +241,10 @@ def open_run(
         write_config(run, {**config, "created": datetime.now(UTC).isoformat()})
         return file
     old = _made_alike(run, config)
-    config = _grown(old, config)
+    grown = {name: max(old[name], config[name]) for name in ("num_trials", "num_prompts")}
     file = RecordFile(files.records, files.scores)
     _check_prompts(file, prompts, old["num_prompts"])
-    write_config(run, config)
+    write_config(run, old | grown)
     return file
 
 
@@ -298,14 +298,6 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
                 f"{wanted.get(name)!r}; {way_out}"
             )
     return stored
-
-
-def _grown(old: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return `old` with the numbers of trials and prompts of `wanted`, where larger."""
-    grown = dict(old)
-    for name in ("num_trials", "num_prompts"):
-        grown[name] = max(old[name], wanted[name])
-    return grown
 
 
 # Fields of a trial that are columns as they are.
