@@ -159,14 +159,6 @@ def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     assert unmasked(text) == disguises._without_masks.__wrapped__(text)
 
 
-def test_texts_that_end_alike_are_kept_in_small_numbers(scorer: PocketScorer) -> None:
-    """Each later text with the ending, such as a signature, is compared with all that are kept."""
-    ending = "and many kind regards from Berlin, where it rains " * 4
-    for first, second in itertools.product("abcdefghij", repeat=2):
-        scorer.score([f"x{first} y{second} {ending}"])
-    assert len(disguises._newest[ending[:-1][-disguises._TAIL :]]) <= 4
-
-
 @pytest.mark.parametrize("arrive", ["in turn", "together"])
 def test_growing_text_is_read_only_where_it_is_new(arrive: str) -> None:
     read: list[str] = []

@@ -42,11 +42,13 @@ def is_cut(before: str, whole: str) -> bool:
     return characters(whole)[: len(begun)] != begun
 
 
-def check(engine: ByteEngine, prompt: str, result: Result) -> int:
+def checked(engine: ByteEngine, prompt: str, seed: int, unit: str) -> tuple[Result, int]:
     """Repairs hold no half character, kept texts end with a character, and bans are small.
 
-    Returns how often a repair was redrawn without an entry in the trace.
+    Returns the result, and how often a repair was redrawn without an entry in the trace.
     """
+    engine.requests.clear()
+    result = Detoxifier(engine, scorer=blaming(seed, unit), **SETTINGS)(prompt, seed=seed)
     (ids,) = engine.tokenize([prompt])
     texts = [evaluation.text for evaluation in result.trace]
     for text in texts[1:]:
@@ -61,19 +63,17 @@ def check(engine: ByteEngine, prompt: str, result: Result) -> int:
         assert len(set(request.banned_token_ids) - set(before)) <= MOST_SPELLINGS
         assert len(request.banned_first_ids) <= len(repairs)
         before = request.banned_token_ids
-    return again
+    return result, again
 
 
 @pytest.mark.parametrize("script", SENTENCES)
 def test_repairs_cut_no_character(script: str) -> None:
     engine, moved = ByteEngine(), 0
     for seed in range(6):
-        prompt = SENTENCES[script][: 4 + seed]
-        scorer = blaming(seed, r"\S+" if seed % 3 == 0 else r"\X")
-        engine.requests.clear()
-        result = Detoxifier(engine, scorer=scorer, **SETTINGS)(prompt, seed=seed)
+        unit = r"\S+" if seed % 3 == 0 else r"\X"
+        result, again = checked(engine, SENTENCES[script][: 4 + seed], seed, unit)
         assert HALF not in result.trace[0].text.rstrip(HALF)
-        assert check(engine, prompt, result) == 0
+        assert again == 0
         moved += len(result.trace) > 1
     assert moved > 1
 
@@ -91,10 +91,9 @@ def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
     engine = Careless()
     again = broken = 0
     for seed in range(12):
-        prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
-        engine.requests.clear()
-        result = Detoxifier(engine, scorer=blaming(seed, r"\X"), **SETTINGS)(prompt, seed=seed)
-        again += check(engine, prompt, result)
+        prompt = list(SENTENCES.values())[seed][: 4 + seed]
+        result, redrawn = checked(engine, prompt, seed, r"\X")
+        again += redrawn
         broken += HALF in result.trace[0].text.rstrip(HALF)
     assert again > 2
     assert broken > 2
