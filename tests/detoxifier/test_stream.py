@@ -1,4 +1,7 @@
-"""A stream yields only accepted text, and all of it; then it has the result."""
+"""A stream yields only accepted text, and all of it; then it has the result.
+
+Streams with asyncio: tests/test_promise.py and test_doors.py.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,10 @@ from tide.engines.base import Request
 SENTENCES = [sentence(f"Good{i}") for i in range(6)]
 
 
-def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
-    """The texts of a stream, and its result or error. way: sync or async."""
+def streamed(detox: Detoxifier, **changes: Any) -> tuple[list[str], Any]:
+    """The texts of a stream, and its result or error."""
     texts: list[str] = []
-
-    async def run() -> Result:
-        async with AsyncDetoxifier(
-            detox.engine, scorer=detox.scorer, settings=detox.settings
-        ) as aio:
-            async with aio.stream(PROMPT, **changes) as stream:
-                async for text in stream:
-                    texts.append(text)
-            return stream.result
-
     try:
-        if way == "async":
-            return texts, asyncio.run(run())
         with detox.stream(PROMPT, **changes) as stream:
             for text in stream:
                 texts.append(text)
@@ -53,14 +44,9 @@ def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], An
         return texts, error
 
 
-@pytest.fixture(params=["sync", "async"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.parametrize("case", [never, third, second])
-def test_a_stream_is_the_text_of_the_result(case: Any, way: str) -> None:
-    texts, result = streamed(story(case), way)
+def test_a_stream_is_the_text_of_the_result(case: Any) -> None:
+    texts, result = streamed(story(case))
     assert "".join(texts) == result.text
     assert len(texts) == 6
     assert result.accepted
@@ -70,10 +56,8 @@ def test_a_stream_is_the_text_of_the_result(case: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse", "raise"])
-def test_stream_keeps_its_text_if_the_answer_cannot_be_repaired(
-    on_unresolved: str, way: str
-) -> None:
-    texts, result = streamed(story(third_always), way, on_unresolved=on_unresolved)
+def test_stream_keeps_its_text_if_the_answer_cannot_be_repaired(on_unresolved: str) -> None:
+    texts, result = streamed(story(third_always), on_unresolved=on_unresolved)
     assert texts == SENTENCES[:2]
     if on_unresolved == "raise":
         assert isinstance(result, UnresolvedError)
@@ -86,18 +70,18 @@ def test_stream_keeps_its_text_if_the_answer_cannot_be_repaired(
 
 
 @pytest.mark.parametrize("case", [never, third])
-def test_a_searched_answer_is_one_text(case: Any, way: str) -> None:
-    texts, result = streamed(story(case, strategy="random-walk"), way)
+def test_a_searched_answer_is_one_text(case: Any) -> None:
+    texts, result = streamed(story(case, strategy="random-walk"))
     assert texts == [result.text]
-    texts, result = streamed(story(third_always, strategy="random-walk"), way)
+    texts, result = streamed(story(third_always, strategy="random-walk"))
     assert (texts, result.text, result.best.refused) == ([], "", True)
 
 
-def test_stream_refuses_several_trials_and_long_answers(way: str) -> None:
+def test_stream_refuses_several_trials_and_long_answers() -> None:
     for changes in ({"num_trials": 2}, {"num_samples": 0}):
-        _, error = streamed(story(never), way, **changes)
+        _, error = streamed(story(never), **changes)
         assert isinstance(error, InputError)
-    _, error = streamed(story(never), way, max_new_tokens=126)
+    _, error = streamed(story(never), max_new_tokens=126)
     assert "maximum context length is 128 tokens" in str(error)
 
 
@@ -113,11 +97,12 @@ def test_closed_stream_raises() -> None:
 
     async def run() -> None:
         async with AsyncDetoxifier(Stalling(never), scorer=Reader(), **SETTINGS) as detox:
-            stream = detox.stream(PROMPT)
-            await anext(stream)
-            with pytest.raises(EngineError, match="not complete yet"):
-                _ = stream.result
-            await stream.aclose()
+            with pytest.raises(InputError, match="must be 1 for a stream"):
+                detox.stream(PROMPT, num_trials=2)
+            async with detox.stream(PROMPT) as stream:
+                await anext(stream)
+                with pytest.raises(EngineError, match="not complete yet"):
+                    _ = stream.result
             with pytest.raises(EngineError, match=closed):
                 await asyncio.wait_for(_read(stream), 5)
             with pytest.raises(EngineError, match=closed):
@@ -125,9 +110,8 @@ def test_closed_stream_raises() -> None:
 
     asyncio.run(run())
     with Detoxifier(Stalling(never), scorer=Reader(), **SETTINGS) as detox:
-        stream = detox.stream(PROMPT)
-        next(stream)
-        stream.close()
+        with detox.stream(PROMPT) as stream:
+            next(stream)
         with pytest.raises(EngineError, match=closed):
             list(stream)
         with pytest.raises(EngineError, match=closed):

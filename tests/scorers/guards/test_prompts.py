@@ -188,14 +188,16 @@ def test_chat_loses_its_oldest_messages_and_then_the_beginning_of_the_last() -> 
         assert [message.content for message in cut(LONG, limit).messages] == expected
 
 
-messages = st.fixed_dictionaries(
-    {
-        "role": st.sampled_from(["system", "user", "assistant"]),
-        "content": st.text(st.sampled_from("ab \n\u00e9"), min_size=1, max_size=20),
-    }
-)
-last_messages = st.builds(lambda text: {"role": "user", "content": f"{text}b"}, st.text())
-chats = st.builds(lambda *parts: Chat.of([*parts[0], parts[1]]), st.lists(messages), last_messages)
+contents = st.text(st.sampled_from("ab \n\u00e9"), max_size=20).map("{}b".format)
+turns = st.tuples(st.sampled_from(["system", "user", "assistant"]), contents)
+
+
+def conversation(before: list[tuple[str, str]], last: str) -> Chat:
+    said = [*before, ("user", last)]
+    return Chat.of([{"role": role, "content": content} for role, content in said])
+
+
+chats = st.builds(conversation, st.lists(turns, max_size=8), contents)
 
 
 @examples(30, 2000)
