@@ -123,6 +123,13 @@ def test_bundled_scorers_score(words: Path) -> None:
     assert min(row["scores"].values()) > 0.5
 
 
+def test_threshold_is_chosen_from_a_monitor_log(tmp_path: Path) -> None:
+    log = tmp_path / "monitor.jsonl"
+    log.write_text('{"policy": "default", "accepted_above": 0.05}\n' * 300)
+    done = run(TIDE, "threshold", str(log))
+    assert (done.returncode, done.stdout) == (0, "toxicity_threshold: 0.06\nalter_at_most: 0.01\n")
+
+
 def gateway(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", TIDE, blocked(), "serve", "--port", "0", *arguments)
 

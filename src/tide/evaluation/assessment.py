@@ -133,12 +133,24 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
 
 
 def upper_bound(altered: int, answers: int) -> float:
-    """Return the exact one-sided upper bound of a share (Clopper and Pearson, 1934)."""
-    from scipy.stats import beta  # noqa: PLC0415  (slow import)
+    """Return the exact one-sided upper bound of a share (Clopper and Pearson, 1934).
 
+    That is the share at which so few altered answers have the probability 1 - CONFIDENCE.
+    """
     if altered == answers:
         return 1.0
-    return float(beta.ppf(CONFIDENCE, altered + 1, answers - altered))
+    counts = np.arange(altered + 1)
+    others = answers - counts
+    log_choices = np.cumsum(np.log([1, *others[:-1] / counts[1:]]))
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:  # bisection: a gateway has no scipy
+        share = (low + high) / 2
+        logs = log_choices + counts * math.log(share) + others * math.log1p(-share)
+        if np.exp(logs).sum() > 1 - CONFIDENCE:
+            low = share
+        else:
+            high = share
+    return high
 
 
 def answers_needed(share: float) -> int:
