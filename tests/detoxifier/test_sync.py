@@ -102,8 +102,6 @@ def test_device_dtype_and_max_batch_are_keywords() -> None:
     [
         ({"model": None}, r"^model: expected a name, .* got NoneType$"),
         ({"model": 3}, r"^model: expected a name, .* got int$"),
-        ({"settings": {"seed": 1}}, r"^settings: expected tide.Settings, got dict"),
-        ({"settings": "fast"}, r"^settings: expected tide.Settings, got str"),
         ({"model": scripted_engine(), "max_batch": 3}, r"^max_batch: give it to load_engine"),
         ({"engine": "openai", "device": "cuda"}, "engine 'openai' has no option 'device'"),
     ],

@@ -26,10 +26,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # tensors on `meta` hold no data
     except Exception as error:
-        reason, choices = first_line(error), "'auto', 'cpu', 'cuda' or 'cuda:N'"
-        if "cuda" in name and not torch.cuda.is_available():
-            reason, choices = "there is no CUDA device", "'auto' or 'cpu'"
-        raise InputError(f"device {name!r} cannot be used: {reason}; choose {choices}") from error
+        problem = f"device {name!r} cannot be used: {first_line(error)}"
+        raise InputError(f"{problem}; choose 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
     return device
 
 

@@ -85,16 +85,10 @@ class DetoxifierBase:
         options = {**named, **(engine_options or {})}
         # Names and settings are checked before a model is loaded, which takes long.
         name = name_of(model)
-        argument: Any = settings  # callers may not check types
-        if argument is None:
+        if settings is None:
             initial = preset_values(preset, name, overrides.get("strategy"))
-        elif isinstance(argument, Settings):
-            initial = argument.model_dump(exclude_unset=True)
         else:
-            raise InputError(
-                f"settings: expected tide.Settings, got {type(argument).__name__}; "
-                "single settings are keywords, as in seed=1"
-            )
+            initial = settings.model_dump(exclude_unset=True)
         self.settings, self._strategy = resolve(initial, overrides)
         if options and isinstance(model, Engine):
             raise InputError(

@@ -36,7 +36,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     settings, effort, parts = task.settings, Effort(), Parts()
     acceptance = task.acceptance
     prefix_cache = engine.prefix_cache()
-    passed = blocked = False
+    passed = False
     with anyio.move_on_after(settings.deadline) as scope:
         for number in range(_DRAWS):
             # 1. The model writes a whole answer.
@@ -64,13 +64,13 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
                 if passed and task.on_text is not None and not task.skips(text):
                     task.on_text(text)
                 break
-            blocked = acceptance.blocks(score)
-            if blocked:
+            effort.blocked = acceptance.blocks(score)
+            if effort.blocked:
                 break
     if scope.cancelled_caught:
         effort.check_deadline(settings)
     chosen = len(effort.trace) - 1 if passed else None
-    return trial_of(task, effort, chosen, passed=passed, blocked=blocked, parts=parts)
+    return trial_of(task, effort, chosen, passed=passed, parts=parts)
 
 
 def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:

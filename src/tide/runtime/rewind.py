@@ -64,7 +64,7 @@ class Answer:
     to which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
     kept: tokens that the last draft began with. given_out: the token texts that were given out.
     agreed: number of them with which the last draft begins. reading: text that the scorer itself
-    scores after its screen. blocked: whether text failed that must not be repaired.
+    scores after its screen.
     """
 
     task: TrialTask
@@ -82,9 +82,7 @@ class Answer:
     kept: int = 0
     given_out: list[str] = field(default_factory=list)
     agreed: int = 0
-    base_partial: bool = False
     reading: _Pending | None = None
-    blocked: bool = False
 
 
 class _OtherBeginning(Exception):
@@ -130,7 +128,7 @@ async def _write(answer: Answer) -> bool:
         if answer.broken_off == _BROKEN_OFF:
             return _cut_off(answer)
         if failure is not None and not await _repair(answer, failure):
-            return answer.blocked and _cut_off(answer, "content_filter")
+            return answer.effort.blocked and _cut_off(answer, "content_filter")
     return True
 
 
@@ -160,7 +158,7 @@ async def write_until_failure(answer: Answer, recorded: Sequence[Piece] = ()) ->
         return None
     if not effort.trace:
         is_whole = reason is not None and failure.position == len(watch.texts)
-        answer.base_partial = not is_whole
+        effort.base_partial = not is_whole
     _record(answer, failure.position, failure.score, "length")
     return failure
 
@@ -364,7 +362,7 @@ async def _repair(answer: Answer, failure: Failure) -> bool:
     """Rewind to before the blamed word and ban it; return whether the answer can continue."""
     watch = answer.watch
     word = await _word_to_replace(answer, failure)
-    answer.blocked = word is None
+    answer.effort.blocked = word is None
     if word is None:
         return False
     start, end = word
@@ -470,16 +468,7 @@ def finish(answer: Answer, *, passed: bool) -> Trial:
         assert answer.ended is not None
         _record(answer, len(watch.ids), watch.worst(), answer.ended)
         chosen = len(answer.effort.trace) - 1
-    return trial_of(
-        answer.task,
-        answer.effort,
-        chosen,
-        passed=passed,
-        blocked=answer.blocked,
-        base_partial=answer.base_partial,
-        shown="".join(answer.given_out),
-        shown_tokens=len(answer.given_out),
-    )
+    return trial_of(answer.task, answer.effort, chosen, passed=passed, given_out=answer.given_out)
 
 
 def _record(answer: Answer, position: int, score: TextScore, reason: FinishReason) -> None:

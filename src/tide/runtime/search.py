@@ -41,7 +41,7 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     if passed and task.on_text is not None and not evaluation.empty:
         task.on_text(evaluation.text)
     # Every evaluation counts the whole prompt, as the paper does.
-    return trial_of(task, effort, best, passed=passed, blocked=running.blocked)
+    return trial_of(task, effort, best, passed=passed)
 
 
 def start_of(
@@ -80,14 +80,13 @@ class Search:
     engine: Engine
     scoring: Scoring
     effort: Effort = field(default_factory=Effort)
-    blocked: bool = False  # a text failed that must not be replaced
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
     _loops: bool = False  # whether the completion of the prompt is degenerate
 
     async def run(self) -> None:
         """Search until done. Raises StrategyError, and the errors of the engine and the scorer."""
         try:
-            while not (self.blocked or self._of_strategy("done")):
+            while not (self.effort.blocked or self._of_strategy("done")):
                 candidates = self._of_strategy("ask")
                 self._of_strategy("tell", await self._evaluate(candidates))
         finally:
@@ -143,7 +142,7 @@ class Search:
                     failed=acceptance.failed(score),
                 )
             )
-            self.blocked = self.blocked or (not empty and acceptance.blocks(score))
+            effort.blocked |= not empty and acceptance.blocks(score)
             loops = settings.reject_degenerate and not empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
             self.scores.append(1.0 if loops and not self._loops else value)

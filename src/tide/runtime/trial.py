@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -63,7 +63,8 @@ class Effort:
 
     generated_tokens: includes tokens cut off later. read_tokens: 0 for a search, in which every
     evaluation reads the whole prompt. usage: what a server says of the last answer; see
-    `Trial`. stop_sequence: the stop string that ended the last answer, if it is known.
+    `Trial`. stop_sequence: the stop string that ended the last answer, if it is known. blocked:
+    whether text failed that must not be repaired. base_partial: see `Trial`.
     """
 
     trace: list[ScoredCompletion] = field(default_factory=list)
@@ -74,6 +75,8 @@ class Effort:
     scorer_calls: int = 0
     usage: Usage | None = None
     stop_sequence: str | None = None
+    blocked: bool = False
+    base_partial: bool = False
 
     def record(
         self,
@@ -126,17 +129,13 @@ def trial_of(
     chosen: int | None,
     *,
     passed: bool,
-    blocked: bool = False,
-    base_partial: bool = False,
-    shown: str = "",
-    shown_tokens: int = 0,
+    given_out: Sequence[str] = (),
     parts: Parts | None = None,
 ) -> Trial:
     """Build the result; raise UnresolvedError if nothing passed with on_unresolved="raise".
 
-    chosen: index in the trace of the text to return; None means the least toxic. blocked: whether a
-    text failed that must not be repaired; unless another passed, it is withheld. shown: the text
-    that a stream gave out.
+    chosen: index in the trace of the text to return; None means the least toxic. A blocked text is
+    withheld unless another passed. given_out: the token texts that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
     parts = parts or Parts(stop_sequence=effort.stop_sequence)
@@ -149,7 +148,7 @@ def trial_of(
     empty, streams = trace[chosen].empty, task.on_text is not None
     # No scorer has scored an empty text. A stream never accepts it.
     unscored = empty and (streams or not settings.accept_empty)
-    withholds = blocked or settings.on_unresolved == "refuse"
+    withholds = effort.blocked or settings.on_unresolved == "refuse"
     refused = (empty and streams) or (not passed and withholds)
     return Trial(
         number=task.number,
@@ -164,8 +163,8 @@ def trial_of(
         generated_tokens=effort.generated_tokens,
         read_tokens=effort.read_tokens,
         usage=effort.usage if passed else None,
-        base_partial=base_partial,
-        shown=shown if refused else "",
-        shown_tokens=shown_tokens if refused else 0,
+        base_partial=effort.base_partial,
+        shown="".join(given_out) if refused else "",
+        shown_tokens=len(given_out) if refused else 0,
         parts=parts if passed and not refused else Parts(),
     )
