@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -21,56 +21,37 @@ TIDE = (sys.executable, "-m", "tide", "serve", "--port", "0")
 
 
 class Process:
-    """A command that prints its address to stderr as JSON: `{"serving": URL}`."""
+    """A command that prints its address to stderr as JSON: `{"serving": URL}`. log: its stderr."""
 
-    def __init__(self, *command: str, **environment: str) -> None:
-        self.popen = subprocess.Popen(
-            command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
-        )
-        self._said: list[str] = []
-        self._serving = threading.Event()
-        self.url = ""
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
-        self._serving.wait()
-        if not self.url:
-            self.kill()
-            pytest.fail("".join(self._said))
-
-    def _listen(self) -> None:
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            self._said.append(line)
-            if '"serving"' in line:
-                self.url = json.loads(line)["serving"]
-                self._serving.set()
-        self._serving.set()  # also if the process has ended
+    def __init__(self, log: Path, *command: str, **environment: str) -> None:
+        self._log = log
+        with log.open("ab") as stderr:
+            self.popen = subprocess.Popen(command, env={**os.environ, **environment}, stderr=stderr)
+        while (serving := re.search(r'"serving": "(.*?)"', self.heard())) is None:
+            if self.popen.poll() is not None:
+                pytest.fail(self.heard())
+            time.sleep(0.02)
+        self.url = serving[1]
 
     def heard(self) -> str:
         """Its stderr so far."""
-        return "".join(list(self._said))
+        return self._log.read_text("utf-8", "replace")
 
     def said(self) -> str:
         """Its whole stderr, after it has ended."""
         self.popen.wait(60)
-        self._listening.join()
-        return "".join(self._said)
-
-    def kill(self) -> None:
-        """End the process with SIGKILL."""
-        self.popen.kill()
-        self.said()
-        assert self.popen.stderr is not None
-        self.popen.stderr.close()
+        return self.heard()
 
 
 @contextmanager
 def serving(*command: str, **environment: str) -> Iterator[Process]:
-    process = Process(*command, **environment)
-    try:
-        yield process
-    finally:
-        process.kill()
+    with TemporaryDirectory() as folder:
+        process = Process(Path(folder) / "log", *command, **environment)
+        try:
+            yield process
+        finally:
+            process.popen.kill()
+            process.popen.wait(60)
 
 
 @contextmanager

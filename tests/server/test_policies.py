@@ -371,7 +371,6 @@ SAME_KEYS = dict.fromkeys("jk", KEY_OF_NO_POLICY)
 WRONG = {
     "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
     "policies: {a: {scorer: no-such}}": "policies.a: unknown scorer 'no-such'",
-    "policies: {a: {strategy: 'backtrack:lga=2'}}": "policies.a: strategy backtrack: no option",
     "policies: {a: {never: [' ']}}": "policies.a: never: ' ' has too few visible characters",
     "policies: {a: {never: [acme], on_fail: flag}}": "policies.a: never: text with these words",
     "policies: {a: {scorer: mine.py:score}}": "policies.a: 'mine.py:score': a file may only",
@@ -393,7 +392,6 @@ WRONG = {
     "": "file: Input should be",
     "policies: {a: {never: [2024-13-01]}}": "month must be",
     "policies: !!python/object/apply:os.system [echo]": "could not determine a constructor",
-    "\0": "holds a NUL",
 }
 
 
