@@ -47,6 +47,8 @@ def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine
             an engine.
         EngineError: The model cannot be loaded.
     """
+    if name == "transformers" and "base_url" in options:
+        raise InputError("base_url: this engine runs the model itself; add --engine openai")
     create = engine_class(name)
     known = inspect.signature(create).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
