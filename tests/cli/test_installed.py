@@ -15,7 +15,6 @@ from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.app import app
 from tide.cli.display import model_label
-from tide.cli.installed import _FRIENDLY
 from tide.core.errors import InputError
 from tide.engines import REGISTRY as ENGINES
 from tide.scorers import REGISTRY as SCORERS
@@ -152,11 +151,6 @@ def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
     assert "chat template" not in out
 
 
-def test_doctor_of_a_server_that_only_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("doctor", "--engine", "none", "--scorer", "pocket") == 0
-    assert "only scores texts" in rows(capsys)
-
-
 def test_doctor_finds_a_model_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,21 +158,23 @@ def test_doctor_finds_a_model_that_fails(
     assert "failed" in capsys.readouterr().out
 
 
-def test_doctor_finds_a_scorer_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("scorer", "code", "says"),
+    [
+        ("pocket", 0, "only scores texts"),
+        ("broken", 1, "scorer 'broken' cannot be loaded: ZeroDivisionError"),
+        ("constant", 1, "check its label and language"),
+    ],
+)
+def test_doctor_of_a_server_that_only_scores(
+    scorer: str,
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(SCORERS._targets, "strange", lambda: 1 / 0)
-    assert tide("doctor", "--scorer", "strange") == 1
-    assert "scorer 'strange' cannot be loaded: ZeroDivisionError" in rows(capsys)
-
-
-@pytest.mark.parametrize(("insult", "code"), [(0.3, 1), (0.9, 0)])
-def test_doctor_finds_a_scorer_with_the_wrong_label(
-    insult: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def score(texts: list[str]) -> list[float]:
-        return [0.3 if text in _FRIENDLY else insult for text in texts]
-
-    monkeypatch.setitem(SCORERS._targets, "odd", lambda: CallableScorer(score))
-    assert tide("doctor", "--scorer", "odd") == code
-    assert ("check its label and language" in rows(capsys)) == (code == 1)
+    constant = CallableScorer(lambda texts: [0.3] * len(texts))
+    monkeypatch.setitem(SCORERS._targets, "constant", lambda: constant)
+    monkeypatch.setitem(SCORERS._targets, "broken", lambda: 1 / 0)
+    assert tide("doctor", "--engine", "none", "--scorer", scorer) == code
+    assert says in rows(capsys)

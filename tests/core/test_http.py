@@ -158,8 +158,7 @@ def test_stream_that_stalls_ends_its_wait_but_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy")],
+    ("name", "value"), [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy")]
 )
 def test_environment_with_bad_proxy_or_certificates_is_one_line(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch

@@ -88,16 +88,13 @@ PLAIN = "She opened the window and looked at the garden, which was wet from the 
         ("ha ha ha ha ha ha", True),
         ("", True),
         ("yes", True),
-        ("...!!!", True),
         ("\u4f60", True),
-        ("ab" * 4, True),
         # Combining marks are letters. A letter of some scripts is a syllable or a word.
         ("\u1019\u1004\u103a\u1039\u1002\u101c\u102c\u1015\u102b", False),  # Burmese
         ("\u0928\u092e\u0938\u094d\u0924\u0947", False),  # Devanagari
         ("\u4f60\u597d", False),  # Chinese
         ("\uc548\ub155", False),  # Korean
         ("!!! ??? --- ... a word", True),
-        ("\n \t", True),
     ],
 )
 def test_is_degenerate(text: str, expected: bool) -> None:

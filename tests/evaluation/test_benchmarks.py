@@ -14,12 +14,7 @@ from tide.core.errors import InputError
 from tide.data.files import read_objects
 from tide.data.texts import LabelledText, Pair, read_entries
 from tide.evaluation import benchmarks
-from tide.evaluation.benchmarks import (
-    SOURCES,
-    download,
-    load_benchmark,
-    open_benchmark,
-)
+from tide.evaluation.benchmarks import SOURCES, download, load_benchmark, open_benchmark
 
 
 @pytest.fixture

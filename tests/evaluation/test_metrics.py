@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from tests.evaluation.runs import (
-    JUDGE,
-    REFERENCE,
-    changed,
-    measured,
-    record,
-    run,
-    search_run,
-)
+from tests.evaluation.runs import JUDGE, REFERENCE, changed, measured, record, run, search_run
 from tide.core.settings import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import summarize

@@ -15,13 +15,7 @@ from scipy import stats
 from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.local.batch import Row
-from tide.engines.local.sampler import (
-    _MANY,
-    _REACH,
-    Sampler,
-    gumbel_noise,
-    noise_keys,
-)
+from tide.engines.local.sampler import _MANY, _REACH, Sampler, gumbel_noise, noise_keys
 
 CPU = torch.device("cpu")
 

@@ -257,13 +257,8 @@ def with_fields(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {**event, "choices": [{**choice, **fields}]}
 
 
-def _ollama(events: Events) -> Iterator[bytes]:
-    """An empty finish reason before the end (its issue 4357)."""
-    return told(*(with_fields(event, finish_reason=_reason(event) or "") for event in events))
-
-
 def _localai(events: Events) -> Iterator[bytes]:
-    """Like Ollama; always "stop" at the end; without `text` if that is empty (`omitempty`)."""
+    """Empty finish reasons before "stop" (Ollama's, too); without `text` if that is empty."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     for event in events[:-1]:
         yield data_of({**with_fields(event, finish_reason=""), "usage": usage})
@@ -284,11 +279,6 @@ def _tgi(events: Events) -> Iterator[bytes]:
         *(with_fields(event, finish_reason="") for event in events[:-1]),
         with_fields(events[-1], **end),
     )
-
-
-def _llama_cpp(events: Events) -> Iterator[bytes]:
-    yield from map(data_of, events[:-1])
-    yield from told({**events[-1], "timings": {"predicted_n": 5}, "usage": {"total_tokens": 6}})
 
 
 def _vllm(events: Events) -> Iterator[bytes]:
@@ -362,10 +352,8 @@ def _odd_lines(events: Events) -> Iterator[bytes]:
 # Modelled on the sources of these servers, and on reports about them.
 DIALECTS: dict[str, Tell] = {
     "OpenAI": lambda events: told(*events),
-    "Ollama": _ollama,
     "LocalAI": _localai,
     "TGI": _tgi,
-    "llama.cpp": _llama_cpp,
     "vLLM": _vllm,
     "Azure": _azure,
     "an end told twice": lambda events: told(*events, events[-1]),

@@ -392,20 +392,6 @@ def test_strategy_that_moves_embeddings_is_refused(text_engine: OpenAIEngine) ->
 ENDLESS = GREEDY.model_copy(update={"max_new_tokens": 50_000})
 
 
-def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) -> None:
-    """Its first piece comes while the server still writes."""
-    engine = connect()
-    server.pause = 0.1
-    request = Request(engine.tokenize(["kind"])[0], ENDLESS.limited(400, 0))
-
-    async def leave() -> None:
-        async with aclosing(engine.write(request)) as pieces:
-            await anext(pieces)
-
-    asyncio.run(leave())
-    wait_until(lambda: server.left > 0, 30.0)  # the whole text would take 40 s
-
-
 def flood(events: list[dict[str, Any]]) -> Iterator[bytes]:
     """Send more than was asked for, and faster than it is read."""
     while True:
@@ -423,18 +409,22 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
     assert time.monotonic() - began < 60  # the flood has no end
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_no_request_follows_a_cancellation(
-    is_gone: bool, connect: Connect, server: TextServer
+@pytest.mark.parametrize("way", ["leaves the stream", "cancels", "cancels a wait"])
+def test_request_of_a_caller_who_leaves_is_let_go(
+    way: str, connect: Connect, server: TextServer
 ) -> None:
-    """Neither if the caller reads an answer, nor if it waits for a server that is gone."""
+    """No other request follows. The one who waits does so for a server that is gone."""
     engine = connect(deadline=60.0)
     request = Request(engine.tokenize(["kind"])[0], ENDLESS)
     server.dialect = flood
-    if is_gone:
+    if way == "cancels a wait":
         server.stop()
 
     async def leave() -> None:
+        if way == "leaves the stream":
+            async with aclosing(engine.write(request)) as pieces:
+                await anext(pieces)
+            return
         task = asyncio.create_task(engine.complete([request]))
         await asyncio.sleep(0.4)
         task.cancel()
@@ -443,7 +433,7 @@ def test_no_request_follows_a_cancellation(
 
     asyncio.run(leave())
     server.start()
-    time.sleep(0.1)
+    wait_until(lambda: server.left > 0 or way == "cancels a wait", 30.0)
     before = len(server.requests)
     time.sleep(0.3)
     assert len(server.requests) == before
