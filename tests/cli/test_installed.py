@@ -32,11 +32,6 @@ def narrow(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(out.split())
 
 
-def rows(capsys: pytest.CaptureFixture[str]) -> str:
-    """The same of a table, without its lines."""
-    return " ".join(narrow(capsys).replace("│", " ").split())
-
-
 def test_methods_lists_every_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +125,7 @@ def test_model_of_a_server_is_named_by_the_server() -> None:
 
 def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--scorer", "windows:pocket") == 0
-    out = rows(capsys)
+    out = narrow(capsys)
     assert "scorer windows:pocket" in out  # and not an emoji for `:windows:`
     assert "writes the same from token ids and from their embeddings" in out
     assert "its threshold is 0.5" in out
@@ -146,7 +141,7 @@ def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
     with TextServer() as upstream:
         gateway = ("--engine", "openai", "--base-url", upstream.url)
         assert tide("doctor", "--scorer", "pocket", *gateway) == 0
-    out = rows(capsys)
+    out = narrow(capsys)
     assert "serves tiny" in out
     assert "chat template" not in out
 
@@ -177,4 +172,4 @@ def test_doctor_of_a_server_that_only_scores(
     monkeypatch.setitem(SCORERS._targets, "constant", lambda: constant)
     monkeypatch.setitem(SCORERS._targets, "broken", lambda: 1 / 0)
     assert tide("doctor", "--engine", "none", "--scorer", scorer) == code
-    assert says in rows(capsys)
+    assert says in narrow(capsys)

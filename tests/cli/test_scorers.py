@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 from tests.command import tide
 from tests.fakes import FakeScorer
 from tide.scorers import REGISTRY
-from tide.scorers.base import CallableScorer
 from tide.scorers.languages import term_hash
 
 ROWS: list[dict[str, object]] = [
@@ -28,29 +28,23 @@ def jsonl(path: Path, rows: Sequence[object]) -> Path:
     return path
 
 
-@pytest.fixture
-def labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Labelled texts, and a scorer `exact` that returns the mean label of a text."""
-    known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
-
-    def exact(texts: list[str]) -> list[float]:
-        return [known.get(text, 0.2) for text in texts]
-
-    monkeypatch.setitem(REGISTRY._targets, "exact", lambda: CallableScorer(exact))
-    monkeypatch.setenv("COLUMNS", "150")
-    return jsonl(tmp_path / "labels.jsonl", ROWS)
-
-
 def cells(printed: str, name: str) -> list[str]:
     """The cells of a scorer's row in the first table, after the number of texts."""
     table = printed.partition("correlation of errors")[0]
-    (row,) = re.findall(rf"^(?:callable:\S*)?{name}\S* (.*)$", table, re.MULTILINE)
+    (row,) = re.findall(rf"^{name}\S* (.*)$", table, re.MULTILINE)
     return row.split()[1:]
 
 
 def test_compare_measures_agreement_with_labels(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    labels = jsonl(tmp_path / "labels.jsonl", ROWS)
+    known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
+    exact = FakeScorer(lambda text: known.get(text, 0.2), name="exact")  # the mean label
+    broken = FakeScorer(lambda text: math.nan, name="broken")
+    monkeypatch.setitem(REGISTRY._targets, "exact", lambda: exact)
+    monkeypatch.setitem(REGISTRY._targets, "broken", lambda: broken)
+    monkeypatch.setenv("COLUMNS", "150")
     assert tide("scorers", "compare", labels, "-s", "exact", "-s", "pocket") == 0
     out = capsys.readouterr().out
     *agreed, _ = cells(out, "exact")
@@ -58,12 +52,7 @@ def test_compare_measures_agreement_with_labels(
     assert float(cells(out, "pocket@")[3]) > 0
     assert "4 texts, 0.500 toxic" in out
     errors = out.partition("correlation of errors")[2]
-    assert ("exact@" in errors, "pocket@" in errors) == (True, True)
-
-    def broken(texts: list[str]) -> list[float]:
-        return [float("nan")] * len(texts)
-
-    monkeypatch.setitem(REGISTRY._targets, "broken", lambda: CallableScorer(broken))
+    assert ("exact" in errors, "pocket@" in errors) == (True, True)
     assert tide("scorers", "compare", labels, "-s", "broken") == 1
     assert "nan is not a score" in capsys.readouterr().err
 

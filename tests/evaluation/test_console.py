@@ -5,15 +5,8 @@ import pytest
 from tide.evaluation.console import bundled_terms, masked, term_hashes
 from tide.scorers.languages import term_hash
 
-
-@pytest.fixture(autouse=True, scope="module")
-def listed_words() -> object:
-    """The list holds mild words, so that no test shows an offensive one."""
-    terms = ["rude", "mild", "plain vanilla"]
-    hashes = frozenset(term_hash(term.split()) for term in terms)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tide.evaluation.console.bundled_terms", lambda: hashes)
-        yield
+# Mild words, so that no test shows an offensive one.
+LISTED = frozenset(term_hash(term.split()) for term in ("rude", "mild", "plain vanilla"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,10 @@ def listed_words() -> object:
         ("such plain\n vanilla; vanilla, plain", "such p****\n v******; vanilla, plain"),
     ],
 )
-def test_masked_words_are_the_listed_words(text: str, expected: str) -> None:
+def test_masked_words_are_the_listed_words(
+    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tide.evaluation.console.bundled_terms", lambda: LISTED)
     assert masked(text) == expected
 
 

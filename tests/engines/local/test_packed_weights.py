@@ -12,9 +12,6 @@ from transformers.pytorch_utils import Conv1D
 from tests.models import CONFIGS
 from tide.engines.local import packed_weights
 
-needs_packing = pytest.mark.skipif(
-    not packed_weights._can_pack(), reason="this torch has no packed multiplication here"
-)
 needs_bfloat16 = pytest.mark.skipif(
     not packed_weights.multiplies_bfloat16(), reason="this CPU has no instructions for bfloat16"
 )
@@ -24,7 +21,7 @@ def is_packed(module: nn.Module) -> bool:
     return "forward" in vars(module)
 
 
-@needs_packing
+@pytest.mark.skipif(not packed_weights._can_pack(), reason="no packed multiplication here")
 def test_a_layer_whose_packed_result_is_wrong_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     right = packed_weights._packed
     monkeypatch.setattr(packed_weights, "_packed", lambda w, b: lambda x: 1.001 * right(w, b)(x))
