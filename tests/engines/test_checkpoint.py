@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from transformers import GenerationConfig
 from tests.models import save_causal_lm
 from tide.core.errors import InputError
 from tide.core.pretrained import read_config
-from tide.engines.base import Piece, Request
 from tide.engines.checkpoint import advised_sampling, read_vocabulary
-from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.engine import TransformersEngine
 
 PROMPT = "The weather today is fine"
@@ -47,18 +44,11 @@ def test_advice_that_nobody_can_follow_is_one_line() -> None:
         advised_sampling("m", config)
 
 
-class Vocabulary(EmbeddingEngine):
-    """An engine that writes nothing."""
-
-    name = "vocabulary"
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        yield Piece((), "length")
-
-
-def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
-    config = read_config(str(folder))
-    return Vocabulary(*read_vocabulary(str(folder), config, dtype))
+def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[list[int], torch.Tensor]:
+    """The ids of `PROMPT`, and their embeddings."""
+    tokenizer, layer = read_vocabulary(str(folder), read_config(str(folder)), dtype)
+    ids = tokenizer.encode(PROMPT)
+    return ids, layer(torch.tensor(ids))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -66,17 +56,17 @@ def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
 def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None:
     """Also if the layer scales its rows (Gemma), or its rows are narrower than the model (OPT)."""
     folder = save_causal_lm(tmp_path, kind)
-    expected = TransformersEngine(folder, dtype=dtype)
-    table = vocabulary(folder, getattr(torch, dtype))
-    assert torch.equal(*(engine.embed([PROMPT])[0] for engine in (expected, table)))
-    assert table.encode(PROMPT) == expected.encode(PROMPT)
+    engine = TransformersEngine(folder, dtype=dtype)
+    ids, embeddings = vocabulary(folder, getattr(torch, dtype))
+    assert engine.tokenize([PROMPT]) == [ids]
+    assert torch.equal(engine.embed_tokens(ids), embeddings.float())
 
 
 @pytest.mark.parametrize("prefix", ["transformer.", "", "language_model.transformer."])
 def test_one_tensor_of_one_shard_is_read(prefix: str, tmp_path: Path) -> None:
     """Tensor names of GPT-2 on the hub have no prefix; a model inside a larger one has another."""
     folder = save_causal_lm(tmp_path, "gpt2")
-    (expected,) = vocabulary(folder).embed([PROMPT])
+    _, expected = vocabulary(folder)
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = {name: prefix + name.removeprefix("transformer.") for name in weights}
@@ -84,4 +74,4 @@ def test_one_tensor_of_one_shard_is_read(prefix: str, tmp_path: Path) -> None:
     index["weight_map"][names[TABLE]] = "table.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({names[TABLE]: weights[TABLE]}, folder / "table.safetensors")
-    assert torch.equal(vocabulary(folder).embed([PROMPT])[0], expected)
+    assert torch.equal(vocabulary(folder)[1], expected)

@@ -17,6 +17,7 @@ from benchmarks.writing import completed, pieces_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engines.local.test_sampler import OPTIONS
 from tests.generated import examples
 from tests.models import CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError, EngineError
@@ -100,16 +101,7 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
 
 ROWS = st.lists(
     st.tuples(
-        st.builds(
-            Sampling,
-            temperature=st.sampled_from([0.0, 0.8, 1.5]),
-            top_p=st.sampled_from([1.0, 0.9]),
-            top_k=st.sampled_from([0, 5]),
-            max_new_tokens=st.integers(6, 20),
-            min_new_tokens=st.sampled_from([0, 0, 1, 6]),
-            stop=st.sampled_from([(), (), ("e",), ("the", "\n")]),
-            repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
-        ),
+        st.builds(Sampling, **OPTIONS, stop=st.sampled_from([(), (), ("e",), ("the", "\n")])),
         st.integers(0, 40),  # seed
         st.integers(1, 9) | st.just(CONTEXT),  # length of the prompt
         st.integers(0, 12),  # step at which the row enters

@@ -88,9 +88,8 @@ STATUSES: dict[str, tuple[int, Any]] = {
     "HTTP 401": (401, {"error": "Unauthorized"}),
     "HTTP 403": (403, b"<html>blocked</html>"),
     "HTTP 404": (404, {"error": {"message": "not found"}}),
-    "HTTP 413": (413, {}),
     "HTTP 422": (422, {"error": "Input validation error", "error_type": "validation"}),  # TGI's
-    "HTTP 451": (451, {"error": {"message": "for legal reasons"}}),
+    "HTTP 451": (451, {}),
     "HTTP 500": (500, {"error": {"message": "index out of range"}}),
     "HTTP 504": (504, b"<html>gateway timeout</html>"),
 }
