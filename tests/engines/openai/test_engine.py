@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -392,17 +393,17 @@ def test_strategy_that_moves_embeddings_is_refused(text_engine: OpenAIEngine) ->
 ENDLESS = GREEDY.model_copy(update={"max_new_tokens": 50_000})
 
 
-def flood(events: list[dict[str, Any]]) -> Iterator[bytes]:
-    """Send more than was asked for, and faster than it is read."""
-    while True:
-        yield data_of(events[0]) * 1000
+def flood(server: TextServer) -> None:
+    """Let it send more than was asked for, without end and faster than that is read."""
+    server.written = lambda text, body: ([" kind"], "length")  # type: ignore[method-assign]
+    server.dialect = lambda events: repeat(data_of(events[0]) * 1000)
 
 
 def test_a_deadline_ends_what_comes_faster_than_it_is_read(
     connect: Connect, server: TextServer
 ) -> None:
     engine = connect(deadline=1.0)
-    server.dialect = flood
+    flood(server)
     began = time.monotonic()
     with pytest.raises(CompletionError, match=f"{server.url}: not finished within 1 s"):
         completed(engine, engine.tokenize(["kind"]), ENDLESS, [0])
@@ -416,7 +417,7 @@ def test_request_of_a_caller_who_leaves_is_let_go(
     """No other request follows. The one who waits does so for a server that is gone."""
     engine = connect(deadline=60.0)
     request = Request(engine.tokenize(["kind"])[0], ENDLESS)
-    server.dialect = flood
+    flood(server)
     if way == "cancels a wait":
         server.stop()
 
