@@ -247,8 +247,11 @@ def test_fewer_prompts_are_run_again_also_if_some_failed(tmp_path: Path) -> None
 
 
 SCORER = """
-def score(texts):
-    return [{value}] * len(texts)
+from tide.scorers.base import PlainScorer
+class Mine(PlainScorer):
+    name = "mine"
+    def score(self, texts):
+        return [{value}] * len(texts)
 """
 STRATEGY = """
 from tide.search.tide import ResampleStrategy
@@ -260,7 +263,7 @@ class Mine(ResampleStrategy):
 def test_resume_refuses_edited_code(tmp_path: Path) -> None:
     """A scorer, a strategy and a judge keep their names when their files are edited."""
     scorer, strategy = tmp_path / "s.py", tmp_path / "st.py"
-    own = f"{scorer}:score"
+    own = f"{scorer}:Mine"
     scorer.write_text(SCORER.format(value=0.1))
     strategy.write_text(STRATEGY.format(value="before"))
     run(tmp_path / "a", "base", ROWS[:2], scorer=own)
