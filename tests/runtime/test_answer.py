@@ -103,9 +103,9 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (("of", "texts"), "tuple of texts; Detoxifier.map takes several"),
-        ([{"role": "user"}], "list; detox.chat answers messages"),
-        (None, "NoneType; detox.chat answers messages"),
+        (("of", "texts"), "tuple; Detoxifier.map takes several"),
+        ([{"role": "user"}], "list; Detoxifier.map takes several, detox.chat messages"),
+        (None, "NoneType; Detoxifier.map takes several"),
     ],
 )
 def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:

@@ -92,10 +92,9 @@ def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPa
 def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDE_SERVE_KEYS", f"{KEYS[0]}, {KEYS[1]},")
     assert [key.get_secret_value() for key in read_keys()] == list(KEYS)
-    for wrong in (f'{KEYS[0]},"{KEYS[1]}"', "a b"):
-        monkeypatch.setenv("TIDE_SERVE_KEYS", wrong)
-        with pytest.raises(InputError):
-            read_keys()
+    monkeypatch.setenv("TIDE_SERVE_KEYS", "a b")
+    with pytest.raises(InputError):
+        read_keys()
 
 
 # Requests

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from pydantic import SecretStr
 
 from tests.fakes import Babbler, FailingScorer, FakeScorer, RudeScorer
 from tests.server.running import (
@@ -99,17 +98,12 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
             usual = "black" if key == "all" else key
             assert answer.json()["tide"]["policy"] == (policy or usual)
             assert answer.headers["x-tide-policy"] == (policy or usual)
-        for key, policy, status, code in (
-            ("red", "grey", 403, "policy_not_allowed"),
-            ("grey", "red", 403, "policy_not_allowed"),
-            ("red", "violet", 400, None),
-            ("red", "", 400, None),
-        ):
+        for key, policy in (("red", "grey"), ("grey", "red"), ("red", "violet"), ("red", "")):
             for stream in (False, True):
                 refused = asked(server, key, policy, stream=stream)
                 error = refused.json()["error"]
-                assert refused.status_code == status
-                assert (error["param"], error["code"]) == ("tide.policy", code)
+                assert refused.status_code == 403
+                assert (error["param"], error["code"]) == ("tide.policy", "policy_not_allowed")
                 assert f"this key may use {key}" in error["message"]
         assert asked(server, "red", 5).status_code == 400
         looser = asked(server, "green", tide={"toxicity_threshold": 0.4})
@@ -337,29 +331,17 @@ def test_a_list_that_has_changed_is_read_anew(tmp_path: Path) -> None:
     policies.close()
 
 
-@pytest.mark.parametrize(
-    ("host", "problem"),
-    [("0.0.0.0", "without a key"), ("127.0.0.1", "a reload cannot remove all keys")],
-)
-def test_keys_are_not_lost_by_a_reload(host: str, problem: str, tmp_path: Path) -> None:
+def test_keys_are_not_lost_by_a_reload(tmp_path: Path) -> None:
     def content(**keys: Any) -> Path:
         return written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}}, keys=keys)
 
     path = content(x={"sha256": digest_of("sk-x"), "policies": ["a"]})
-    policies = Policies(CommandLine(), path, host=host)
+    policies = Policies(CommandLine(), path)
     policies.start(Babbler())
     content()
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, match="a reload cannot remove all keys"):
         policies.reload()
     assert len(policies.table.keys) == 1
-    policies.close()
-
-
-def test_key_of_the_environment_is_enough_for_other_hosts(tmp_path: Path) -> None:
-    path = written(tmp_path / "tide.yaml", policies={"a": {"scorer": RUDE}})
-    policies = Policies(CommandLine(), path, keys=[SecretStr("sk-env")], host="0.0.0.0")
-    policies.start(Babbler())
-    policies.reload()
     policies.close()
 
 
@@ -381,7 +363,6 @@ WRONG = {
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
     "policies: {a: {reasoning: ignored}}": "policies.a: reasoning: only the engine 'openai'",
     "policies: {a: {shadow: b}}": "policies.a.shadow: unknown policy 'b'",
-    "policies: {a: {shadow: a}}": "policies.a: shadow: is this policy itself",
     "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a: shadow: needs mode enforce",
     "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",

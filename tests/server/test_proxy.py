@@ -87,7 +87,7 @@ def test_monitored_request_loses_only_the_field_tide(upstream: TextServer, serve
     assert (answer.status_code, answer.headers["x-tide-mode"]) == (200, "monitor")
     assert upstream.requests == [{"prompt": "The weather", "model": "tiny", "x": 1}]
     refused = server.ask("The weather", tide={"policy": "other"}, **sent)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tide.policy")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "tide.policy")
 
 
 def test_errors_of_the_server_are_passed_on(upstream: TextServer, server: Running) -> None:

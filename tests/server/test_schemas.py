@@ -62,8 +62,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     "/v1/chat/completions": [
         *(({"messages": [{"role": "user", "content": [{"type": kind}]}]},
            "messages.0.content.0.type") for kind in ("image_url", "input_audio", "file")),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "find"}], "function_call": "auto"}, "functions"),
         ({"messages": [USER, {**CALLS, "function_call": CALL["function"]}]},
          "messages.1.function_call"),
@@ -97,7 +95,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "mcp"}}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
          "input.0.content.0.image_url"),
@@ -120,7 +117,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
          "messages.0.content.0.type"),  # only a gateway takes it
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
         ({"max_tokens": 10**7}, "max_tokens"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ],
 }  # fmt: skip
 

@@ -192,7 +192,7 @@ def serve(
         stack.enter_context(_logging_as_json(loading))
         if _supervises(workers, listener):
             return
-        table = Policies(line, policies, limits=bounds, keys=keys, host=host)
+        table = Policies(line, policies, limits=bounds, keys=keys)
         stack.enter_context(closing(table))
         loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
         table.start(loaded)

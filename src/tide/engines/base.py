@@ -309,10 +309,8 @@ class Engine(ABC):
             return self.render(prompt)
         value: Any = prompt  # callers may not check types
         if not isinstance(value, str):
-            kind, way = type(prompt).__name__, "detox.chat answers messages"
-            if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
-                kind, way = f"{kind} of texts", "Detoxifier.map takes several"
-            raise InputError(f"expected a text, got {kind}; {way}")
+            kind, ways = type(prompt).__name__, "Detoxifier.map takes several, detox.chat messages"
+            raise InputError(f"expected a text, got {kind}; {ways}")
         if (index := half_character(prompt)) is not None:
             raise InputError(f"invalid Unicode: lone surrogate at index {index}")
         if not prompt.strip():

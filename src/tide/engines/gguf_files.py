@@ -25,7 +25,6 @@ from tide.core.pretrained import check_weights, quiet_transformers
 from tide.data.files import user_cache
 
 _LOG = logging.getLogger(__name__)
-_BYTES = 4  # per float32 weight
 # Tokens that end an answer: the end of a text, of a turn, and of a message that calls a tool.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _VERSION = 2  # raised when a conversion gives another folder
@@ -112,8 +111,7 @@ def _convert(name: str, file: Path, target: Path, folder: Path) -> None:
     reader = require("gguf", "gguf").GGUFReader(file)
     import transformers  # noqa: PLC0415  (slow import)
 
-    size = _BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
+    _LOG.warning("converting %s once, into %s", name, folder)
     quiet_transformers()
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     model, report = transformers.AutoModelForCausalLM.from_pretrained(

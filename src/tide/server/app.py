@@ -73,8 +73,6 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await monitor.finish()
-        if proxy is not None:
-            await proxy.upstream.close()
 
     app = FastAPI(
         title="TIDE", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
@@ -199,8 +197,8 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
     routes, engine = APIRouter(), policies.engine
 
     @routes.get("/health")
-    async def health() -> Response:
-        return _state(["engine"] if engine.closed else [])
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
 
     @routes.get("/ready")
     async def ready() -> Response:
@@ -209,7 +207,9 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
             down.append("engine")
         if not await asyncio.to_thread(scorers_answer):
             down.append("scorer")
-        return _state(down, engine.capability_notes)
+        status = "unavailable" if down else "ok"
+        state = {"status": status, "down": down, "engine": engine.capability_notes}
+        return JSONResponse(state, 503 if down else 200)
 
     def scorers_answer() -> bool:
         """Return False if a scorer without which answers fail is known to be down."""
@@ -331,15 +331,6 @@ def _has_chats(engine: Engine) -> bool:
     except TideError:
         return False
     return True
-
-
-def _state(down: list[str], notes: str = "") -> Response:
-    state: dict[str, Any] = {"status": "unavailable" if down else "ok"}
-    if down:
-        state["down"] = down
-    if notes:
-        state["engine"] = notes
-    return JSONResponse(state, 503 if down else 200)
 
 
 def _written(value: Any) -> str:

@@ -201,12 +201,10 @@ class Serving:
             if name in (None, policy.name):
                 visit.logged["policy"] = policy.name
                 return policy
-        may = f"this key may use {', '.join(candidate.name for candidate in visit.policies)}"
-        if name in self._policies.table.policies:
-            message = f"policy {name!r} is not allowed; {may}"
-            kind, code = "permission_error", "policy_not_allowed"
-            raise Refused(403, message, kind, param="tide.policy", code=code)
-        raise Refused(400, f"unknown policy {name!r}; {may}", param="tide.policy")
+        usable = ", ".join(policy.name for policy in visit.policies)
+        message = f"policy {name!r} is not allowed; this key may use {usable}"
+        kind, code = "permission_error", "policy_not_allowed"
+        raise Refused(403, message, kind, param="tide.policy", code=code)
 
     def calls(self, request: Generation, visit: Visit) -> list[Call]:
         """Return the calls of a request: n for its first prompt, n for its second, and so on.
@@ -350,7 +348,7 @@ class Serving:
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
             "toxicity_before": best.base.toxicity,
             "repaired": best.repairs > 0,
-            "scorer": scorer_of(best, call.policy.scorer),
+            "scorer": _scorer_of(best, call.policy.scorer),
         }
         # The model's own text is shown only with traces, or if it is the accepted text.
         if traces or is_base:
@@ -494,7 +492,7 @@ def _lowered(limits: Mapping[str, float], usual: Settings) -> dict[str, float]:
     return {**usual.thresholds, **limits}
 
 
-def scorer_of(trial: Trial, scorer: ScorerWrapper) -> str:
+def _scorer_of(trial: Trial, scorer: ScorerWrapper) -> str:
     """Return the name of the scorer that decided, or of its second scorer if that decided once."""
     decided = any(entry.attributes.get(FALLBACK) for entry in trial.trace)
     return scorer.fallback if decided else scorer.name

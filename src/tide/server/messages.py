@@ -139,7 +139,7 @@ class MessagesRequest(Translated):
     tool_choice: ToolChoice | None = None
     format: SchemaFormat | None = Field(None, validation_alias=AliasPath("output_config", "format"))
 
-    unsupported: ClassVar = {
+    refused: ClassVar = {
         "container": "not supported; call tools yourself",
         "mcp_servers": "not supported; call tools yourself",
         "thread": "no messages are stored; send the whole conversation in messages",

@@ -29,7 +29,7 @@ from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_e
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
 from tide.search import resolve_settings
-from tide.server.gate import KEYS, check_exposure, digest_of_key
+from tide.server.gate import KEYS, digest_of_key
 from tide.server.limits import Limits
 from tide.server.monitor import Draft, Forecast, forecast
 from tide.server.monitor import write as write_unjudged
@@ -308,8 +308,7 @@ def files_named_in(scorer: Any) -> Any:
 class Policies:
     """The policies of a server. path: policy file; without it, the command line makes one policy.
 
-    keys: the keys of TIDE_SERVE_KEYS. host: the address that the server listens on. Raises
-    InputError for an invalid file.
+    keys: the keys of TIDE_SERVE_KEYS. Raises InputError for an invalid file.
     """
 
     engine: Engine
@@ -321,10 +320,9 @@ class Policies:
         *,
         limits: Limits | None = None,
         keys: Iterable[SecretStr] = (),
-        host: str = "127.0.0.1",
     ) -> None:
         self.limits, self.metrics = limits or Limits(), Metrics()
-        self._line, self._path, self._host = line, path, host
+        self._line, self._path = line, path
         self._keys = [digest_of_key(key.get_secret_value()) for key in keys]
         # One scorer for each spec, closed when no policy uses it any more.
         self._scorers: WeakValueDictionary[Any, MeasuredScorer] = WeakValueDictionary()
@@ -358,7 +356,6 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        check_exposure(self._host, [*self._keys, *file.keys])
         policies: dict[str, ServedPolicy] = {}
         for name, policy in file.policies.items():
             with self._naming(name):
@@ -375,8 +372,6 @@ class Policies:
         line = self._line
         preset, settings = line.settings(policy)
         mode = policy.mode or line.mode
-        if policy.shadow == name:
-            raise InputError("shadow: is this policy itself; name another one")
         if policy.shadow is not None and mode == "monitor":
             raise InputError("shadow: needs mode enforce; monitor mode records by itself")
         measured = self._scorer(line.spec(policy))

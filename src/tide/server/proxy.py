@@ -58,10 +58,13 @@ _LONGEST_SCORED = 16 * MIB
 
 
 class Proxy:
-    """Passes requests on to the server of `engine`, and scores the answers of monitored ones."""
+    """Passes requests on to the server of `engine`, and scores the answers of monitored ones.
+
+    The server of this gateway must run in the engine's event loop.
+    """
 
     def __init__(self, engine: OpenAIEngine, serving: Serving, monitor: Monitor) -> None:
-        self.upstream, self.monitor = engine.upstream.for_another_loop(), monitor
+        self.upstream, self.monitor = engine.upstream, monitor
         self._engine, self._serving = engine, serving
         self._metrics = serving.metrics
 
@@ -74,24 +77,14 @@ class Proxy:
             name if isinstance(name, str) else None, visit, values.get("model")
         )
 
-    async def monitored(
-        self, request: Request, policy: ServedPolicy, door: Door, translate: Handler
-    ) -> Response:
-        content, visit = await request.body(), request.scope[VISIT]
-        visit.ending = door.ending
-        monitored = MonitoredRequest(door, content, policy, visit)
-        if issubclass(door.kind, Translated):
-            monitored.translate = translate
-        return PassedOn(self, request, self._for_server(content), monitored)
-
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
         # httpx would send `..` to a path above /v1/models.
         if ".." in unquote(request.url.path).split("/"):
             raise Refused(404, "Not Found")
-        return PassedOn(self, request, self._for_server(await request.body()))
+        return PassedOn(self, request)
 
-    def _for_server(self, content: bytes) -> bytes:
+    def for_server(self, content: bytes) -> bytes:
         """Return the body for the server: without our field, with the server's name of a model."""
         values = _object(content)
         renamed = values.get("model") == self._serving.name != self._engine.name
@@ -176,8 +169,8 @@ class MonitoredRequest:
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
-    def answers(self) -> dict[int, Draft | None]:
-        """Read all choices; None for one that has not ended. Raises ServerFailed."""
+    def answers(self) -> dict[int, Draft]:
+        """Read the choices that have ended. Raises ServerFailed."""
         if len(self.answer) > _LONGEST_SCORED:
             raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
         events = [bytes(self.answer)]
@@ -185,33 +178,22 @@ class MonitoredRequest:
             parser = EventParser()
             parsed = [*parser.add(events[0]), *parser.end()]
             events = [event for event in parsed if event != b"[DONE]"]
-        reading: defaultdict[int, _Reading] = defaultdict(_Reading)
+        pieces: defaultdict[int, list[str]] = defaultdict(list)
+        asides: defaultdict[int, Aside] = defaultdict(partial(Aside, inline=False))
+        reasons: dict[int, str] = {}
         for data in events:
             for index, delta, reason in self.door.read(data):
-                reading[index].add(delta, reason)
-        return {index: choice.end(self.is_stream) for index, choice in reading.items()}
-
-
-class _Reading:
-    """Joins the pieces of one choice."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._aside = Aside(inline=False)
-        self._reason: str | None = None
-
-    def add(self, delta: Delta, reason: str | None) -> None:
-        self._pieces.append(delta.text)
-        self._aside.add(delta)
-        self._reason = reason or self._reason
-
-    def end(self, is_stream: bool) -> Draft | None:
-        """Return the whole choice, or None if it was cut off."""
-        if not self._reason:
-            return None
-        text, parts = whole_characters("".join(self._pieces)), self._aside.parts
-        usage = Usage(0, len(words_of(text)) + parts.num_tokens)
-        return Draft(text, parts, end_of_server(self._reason), is_stream, usage=usage)
+                pieces[index].append(delta.text)
+                asides[index].add(delta)
+                if reason:
+                    reasons[index] = reason
+        drafts = {}
+        for index, reason in reasons.items():
+            text, parts = whole_characters("".join(pieces[index])), asides[index].parts
+            usage = Usage(0, len(words_of(text)) + parts.num_tokens)
+            end = end_of_server(reason)
+            drafts[index] = Draft(text, parts, end, self.is_stream, usage=usage)
+        return drafts
 
 
 class PassedOn(Response):
@@ -220,14 +202,9 @@ class PassedOn(Response):
     background = None
 
     def __init__(
-        self,
-        proxy: Proxy,
-        request: Request,
-        content: bytes,
-        monitored: MonitoredRequest | None = None,
+        self, proxy: Proxy, request: Request, monitored: MonitoredRequest | None = None
     ) -> None:
-        self._proxy, self._request = proxy, request
-        self._content, self._monitored = content, monitored
+        self._proxy, self._request, self._monitored = proxy, request, monitored
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, monitored = self._request, self._monitored
@@ -235,8 +212,9 @@ class PassedOn(Response):
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_SENT}
         if (content_type := scope[VISIT].content_type) is not None:
             headers["content-type"] = content_type
+        content = self._proxy.for_server(await request.body())
         passing = self._proxy.upstream.passing(
-            request.method, request.url.path, self._content or None, headers
+            request.method, request.url.path, content or None, headers
         )
         is_whole = False
         try:
@@ -289,12 +267,17 @@ def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
             enforced = super().get_route_handler()
 
             async def handle(request: Request) -> Response:
-                if proxy is not None:
-                    policy = proxy.policy_of(await request.body(), request.scope[VISIT])
-                    if policy.mode == "monitor":
-                        door = _DOORS[self.path]
-                        return await proxy.monitored(request, policy, door, enforced)
-                return await enforced(request)
+                if proxy is None:
+                    return await enforced(request)
+                content, visit = await request.body(), request.scope[VISIT]
+                policy = proxy.policy_of(content, visit)
+                if policy.mode == "enforce":
+                    return await enforced(request)
+                door = _DOORS[self.path]
+                visit.ending = door.ending
+                translate = enforced if issubclass(door.kind, Translated) else None
+                monitored = MonitoredRequest(door, content, policy, visit, translate)
+                return PassedOn(proxy, request, monitored)
 
             return handle
 

@@ -124,7 +124,7 @@ class ResponsesRequest(Translated):
     verbosity: Text | None = Field(None, validation_alias=AliasPath("text", "verbosity"))
     effort: Text | None = Field(None, validation_alias=AliasPath("reasoning", "effort"))
 
-    unsupported: ClassVar = {
+    refused: ClassVar = {
         "background": "not supported; leave it out, and use stream for long answers",
         "conversation": _CONVERSATION,
         "previous_response_id": _CONVERSATION,

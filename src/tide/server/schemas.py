@@ -91,7 +91,12 @@ class Wire(BaseModel):
 
 
 class Body(Wire):
-    """Base of whole requests. The bound on nesting lets every field be encoded as JSON again."""
+    """Base of whole requests. The bound on nesting lets every field be encoded as JSON again.
+
+    refused: fields that are refused, each with the reason or what to do.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = _REFUSED
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +108,20 @@ class Body(Wire):
         if level:
             message = f"nested more than {_MOST_NESTED} levels deep"
             raise PydanticCustomError("nested", message)
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_refused(cls, values: Any) -> Any:
+        fields = values if isinstance(values, dict) else {}
+        for_template = fields.get("chat_template_kwargs")
+        if not isinstance(for_template, dict):
+            for_template = {}
+        for part, refused in ((fields, cls.refused), (for_template, _REFUSED_IN_TEMPLATE)):
+            for name, value in part.items():
+                reason = refused.get(name.casefold())
+                if reason is not None and value is not False and value not in (None, [], ""):
+                    raise PydanticCustomError("refused", reason, {"param": name})
         return values
 
 
@@ -168,20 +187,6 @@ class Generation(Body):
             for name, value in self._sent.items()
             if name.casefold() not in self.not_passed
         }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _are_scored(cls, values: Any) -> Any:
-        fields = values if isinstance(values, dict) else {}
-        for_template = fields.get("chat_template_kwargs")
-        if not isinstance(for_template, dict):
-            for_template = {}
-        for part, refused in ((fields, _REFUSED), (for_template, _REFUSED_IN_TEMPLATE)):
-            for name, value in part.items():
-                reason = refused.get(name.casefold())
-                if reason is not None and value is not None and value is not False:
-                    raise PydanticCustomError("refused", reason, {"param": name})
-        return values
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the request, under the names of `Settings`."""
@@ -317,25 +322,6 @@ class MessageCall(Wire):
     function: CalledFunction
 
 
-class _PassedOn(BaseModel):
-    """Base of objects whose unknown fields are passed on to the engine."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class Function(_PassedOn):
-    name: Text
-
-
-class Tool(_PassedOn):
-    type: Literal["function"]
-    function: Function
-
-
-class ResponseFormat(_PassedOn):
-    type: Literal["text", "json_object", "json_schema"]
-
-
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOr[Part] | None = None
@@ -373,16 +359,10 @@ class ChatMessage(Wire):
 class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
     max_completion_tokens: MaxTokens = None  # the newer name of `max_tokens`
-    tools: Rows[Tool] = []
+    tools: Rows[dict[str, Any]] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-
-    @model_validator(mode="after")
-    def _has_tools_to_choose(self) -> Self:
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
-        return self
+    response_format: dict[str, Any] | None = None
 
     def chat(self, forms: Mapping[str, Any] | None = None) -> Chat:
         """Return the chat to answer. Raises InputError for an invalid chat.
@@ -397,7 +377,7 @@ class ChatRequest(Generation):
                     part.only_text(f"messages.{number}.content.{index}")
         asks: dict[str, Any] = dict(sorted((forms or {}).items()))
         names = ["tools", "tool_choice", "parallel_tool_calls"] if self.tools else []
-        if self.response_format is not None and self.response_format.type != "text":
+        if self.response_format not in (None, {"type": "text"}):
             names.append("response_format")
         asks |= self.model_dump(include={name for name in names if getattr(self, name) is not None})
         for name, value in asks.items():
@@ -414,20 +394,11 @@ class ChatRequest(Generation):
 class Translated(Body):
     """A request of another API than OpenAI's completions, which becomes a request for a chat.
 
-    Fields that a subclass does not declare are passed on as fields of the chat. unsupported: fields
-    that are refused, each with what to do. without_effect: fields that are left out.
+    Fields that a subclass does not declare are passed on as fields of the chat. without_effect:
+    fields that are left out.
     """
 
-    unsupported: ClassVar[Mapping[str, str]]
     without_effect: ClassVar[Sequence[str]]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_supported(cls, values: Any) -> Any:
-        for name, advice in cls.unsupported.items() if isinstance(values, dict) else ():
-            if values.get(name):
-                raise PydanticCustomError("unsupported", advice, {"param": name})
-        return values
 
     def fields(self) -> dict[str, Any]:
         """Return the declared fields as fields of a chat; None for those to leave out."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tide.core.chat import Chat, Text
 from tide.core.errors import ScorerUnavailableError, unknown
@@ -46,8 +46,6 @@ _PERSPECTIVE_NAMES = {
     "IDENTITY_HATE": "IDENTITY_ATTACK",
     "SEXUAL_EXPLICIT": "SEXUALLY_EXPLICIT",
 }
-# Perspective's limit of a comment, in bytes, so that clients behave as before.
-_LONGEST = 20_480
 
 
 class _ScoringRequest(BaseModel):
@@ -60,19 +58,15 @@ class Comment(_ScoringRequest):
     text: Text
 
 
-class CommentContext(_ScoringRequest):
-    """The texts before a comment, the oldest first."""
-
-    entries: Rows[Comment] = []
-
-
 class Attribute(_ScoringRequest):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
 class AnalyzeRequest(_ScoringRequest):
+    """A request to Perspective. entries: the texts before the comment, the oldest first."""
+
     comment: Comment
-    context: CommentContext | None = None
+    entries: Rows[Comment] = Field([], validation_alias=AliasPath("context", "entries"))
     attributes: Annotated[dict[str, Attribute], BeforeValidator(few)] = Field(
         alias="requestedAttributes", min_length=1
     )
@@ -84,23 +78,13 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _kind(value: Any) -> str:
-    return "text" if isinstance(value, str) else "part"
-
-
-# Only the errors of the kind that the client used are reported.
-_Input = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Part, Tag("part")], Discriminator(_kind)
-]
-
-
 class ModerationRequest(_ScoringRequest):
     """A request to OpenAI's moderations. context: what the inputs answer; OpenAI has no such field.
 
     A list of inputs has one context.
     """
 
-    input: Annotated[Rows[_Input], BeforeValidator(_listed)] = Field(min_length=1)
+    input: Annotated[Rows[Part | Text], BeforeValidator(_listed)] = Field(min_length=1)
     context: TextOr[ChatMessage] | None = None
 
     def exchanges(self) -> list[Exchange]:
@@ -180,10 +164,7 @@ class ScoringApi:
         await self._check_language(request, next(iter(wanted)))
         if is_blank(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
-        if len(text.encode()) > _LONGEST:
-            raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
-        entries = [] if request.context is None else request.context.entries
-        context = "\n".join(entry.text for entry in entries)
+        context = "\n".join(entry.text for entry in request.entries)
         (scored,) = await self.score([Exchange(context, text)])
         scores = {ATTRIBUTE: scored.value}
         for name, ours in self._names.items():
@@ -227,25 +208,18 @@ class ScoringApi:
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
         """Answer a request to OpenAI's moderations."""
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = await self.score(request.exchanges())
-        return {
-            "id": f"modr-{secrets.token_hex(12)}",
-            "model": self._scorer.name,
-            "results": [
-                {
-                    "flagged": toxic,
-                    "categories": {**nothing, _CATEGORY: toxic, "toxicity": toxic},
-                    "category_scores": {
-                        **nothing,
-                        _CATEGORY: score.value,
-                        "toxicity": score.value,
-                    },
-                    "category_applied_input_types": {_CATEGORY: ["text"], "toxicity": ["text"]},
-                }
-                for score in scores
-                for toxic in [not self.acceptance.passes(score)]
-            ],
-        }
+        results = []
+        for score in await self.score(request.exchanges()):
+            toxic = not self.acceptance.passes(score)
+            result = {
+                "flagged": toxic,
+                "categories": {**nothing, _CATEGORY: toxic},
+                "category_scores": {**nothing, _CATEGORY: score.value},
+                "category_applied_input_types": {_CATEGORY: ["text"]},
+            }
+            results.append(result)
+        model = self._scorer.name
+        return {"id": f"modr-{secrets.token_hex(12)}", "model": model, "results": results}
 
     async def score(self, exchanges: Sequence[Exchange]) -> Sequence[TextScore]:
         """Score exchanges. Raises Refused for too many texts or a timeout, and scorer errors."""

@@ -36,7 +36,6 @@ LIES: dict[str, Tell] = {
     "nothing": lambda events: told(),
     "an unknown reason": changed(-1, finish_reason="error"),
     "an unknown reason before a normal end": changed(1, finish_reason="error"),
-    "a tool": changed(-1, finish_reason="tool_calls"),
     "a function": changed(-1, finish_reason="function_call"),
     "another index": changed(1, index=1),
     "an index that is no number": changed(1, index="one"),

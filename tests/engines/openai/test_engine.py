@@ -288,8 +288,7 @@ def answers(asked: str, status: int, answer: Any) -> dict[str, Any]:
         (200, {"data": [{"id": "one"}, {"id": "tiny"}]}, "tiny"),
         (200, {"data": [{"id": "one"}, {"id": "tiny:latest"}]}, "tiny:latest"),  # Ollama
         (200, [{"id": "one", "max_model_len": 99}], "one"),
-        (200, {"data": [{"id": None}, {"id": "one"}]}, "one"),
-        (200, {"data": [{"id": "\x1b[2J"}, {"id": "one"}]}, "one"),
+        (200, {"data": [{"id": None}, {"id": "one"}]}, "tiny"),
         (200, {"object": "list", "data": []}, "tiny"),
         (200, b"<html>", "tiny"),
         *((status, {"detail": "x"}, "tiny") for status in (403, 404, 501)),

@@ -45,8 +45,6 @@ _MULTIPLE = 2
 # Number of event-loop turns between two steps, in which tasks that wait for tokens run; each turn
 # takes a few microseconds. A row that fails a quick scorer is rewound in four turns.
 _TURNS = 5
-# Seconds without work after which the memory of keys and values is freed.
-_REST = 1.0
 
 # Number of steps between checks for stop strings. Each check costs about a small model's step.
 LOOK_EVERY = 8
@@ -207,14 +205,11 @@ class Batch:
         self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
         self._steps_waited = 0
         self._task: asyncio.Task[None] | None = None
-        self._resting: asyncio.TimerHandle | None = None
 
     async def write(self, row: Row) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of a row. Closing the generator ends the row at the next step."""
         self._push(row)
         if self._task is None:
-            if self._resting is not None:
-                self._resting.cancel()
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:
             while True:
@@ -228,8 +223,6 @@ class Batch:
     def close(self) -> None:
         """End running work with EngineError, and free the memory of keys and values."""
         self._fail_all(EngineError("the engine was closed"))
-        if self._resting is not None:
-            self._resting.cancel()
 
     @property
     def _running(self) -> int:
@@ -250,8 +243,9 @@ class Batch:
         finally:
             self._task = None
             release_openmp_threads()
-            if self.lanes:
-                self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
+            for lane in self.lanes.values():
+                self._keep(lane)
+            self.lanes.clear()
 
     def _turn(self) -> None:
         """Read the prompts that came, and draw one token of each running row."""
@@ -339,8 +333,6 @@ class Batch:
         Rows whose prompts are cached enter at once. New rows enter only if there are many, or if
         they have waited long.
         """
-        while self._waiting and self._waiting[0][1].ended:
-            heappop(self._waiting)
         running = self._running
         entering = min(len(self._waiting), self._max_batch - running)
         if entering <= 0:
@@ -436,11 +428,6 @@ class Batch:
         # Prompts of similar length are read together, which saves padding.
         turn = row.request.priority // self._max_batch
         heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
-
-    def _rest(self) -> None:
-        for lane in self.lanes.values():
-            self._keep(lane)
-        self.lanes.clear()
 
     def _fail_all(self, error: EngineError) -> None:
         rows = [row for _, row in self._waiting if not row.ended]

@@ -30,25 +30,19 @@ OFF = {
 }
 
 
-class Listed(BaseModel):
-    """A list of models. Some servers answer the list itself, and any field may be missing."""
+class _Model(BaseModel):
+    id: str = Field(min_length=1, max_length=1000)
 
-    data: Rows[Any] = Field(max_length=10_000)
+
+class Listed(BaseModel):
+    """A list of models. Some servers answer the list itself."""
+
+    data: Rows[_Model] = Field(max_length=10_000)
 
     @model_validator(mode="before")
     @classmethod
     def _list(cls, answer: Any) -> Any:
         return {"data": answer} if isinstance(answer, list) else answer
-
-    @property
-    def names(self) -> list[str]:
-        """The ids of the usable models."""
-        names = [row.get("id") for row in self.data if isinstance(row, dict)]
-        return [
-            name
-            for name in names
-            if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 1000
-        ]
 
 
 # Chat questions that test whether a server continues an answer.
@@ -120,7 +114,8 @@ async def _find_fields(upstream: Upstream, server: Capabilities) -> None:
 async def _find_model(upstream: Upstream, name: str) -> str:
     """Return the name of the model. Without a usable list, it is `name`."""
     try:
-        names = (await upstream.request("/v1/models", Listed)).names
+        listed = await upstream.request("/v1/models", Listed)
+        names = [model.id for model in listed.data]
     except ServerFailed as error:
         if may_pass(error):
             raise

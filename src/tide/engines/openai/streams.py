@@ -315,8 +315,8 @@ _ENDS: dict[str, FinishReason] = {
     "stop_sequence": "stop",
     "end_turn": "stop",
     "content_filter": "content_filter",  # the server's own filter
+    "tool_calls": "stop",
 }
-_CALLS = ("tool_calls", "function_call")
 
 
 def end_of_server(reason: str) -> FinishReason:
@@ -355,12 +355,13 @@ async def streamed(
                 for part in event.choices or ():
                     index = _checked_index(part.index, index)
                     delta = part.read(chat)
-                    text = delta.text
-                    reason = _end_of(part.finish_reason, delta, has_tools)
-                    if reason == "eos_token":
-                        text = ""  # TGI writes the token that ends the text, such as "</s>"
+                    if delta.tool_calls and not has_tools:
+                        raise ServerFailed("called a tool although the request had no tools")
+                    reason = (part.finish_reason or "").lower()
+                    # TGI writes the token that ends the text, such as "</s>".
+                    text = "" if reason == "eos_token" else delta.text
                     # Ollama, LocalAI and TGI send the reason "" before the end.
-                    end = _ENDS.get(reason) if reason else None
+                    end = _ENDS.get(reason)
                     aside.stop_sequence = part.stopped_by(stops) or aside.stop_sequence
                     read += len(text) + delta.size
                     if read > most_characters:
@@ -402,15 +403,3 @@ def _checked_index(index: int | str | None, before: int) -> int:
     if now < before:
         raise ServerFailed("wrote several answers at once")
     return now
-
-
-def _end_of(reason: str | None, delta: Delta, has_tools: bool) -> str | None:
-    """Return the finish reason in lower case. Raises ServerFailed for an unrequested call."""
-    if delta.tool_calls and not has_tools:
-        raise ServerFailed("called a tool although the request had no tools")
-    reason = reason and reason.lower()
-    if reason == "tool_calls" and has_tools:
-        return "stop"
-    if reason in _CALLS:
-        raise ServerFailed(f"ended the text with finish_reason {reason}")
-    return reason

@@ -70,14 +70,8 @@ class Upstream:
         self.url = address.removesuffix("/v1")
         self.reached = Reached()
         self._api = api_root(address)
-        self._timeout, self._key, self._patience = timeout, key, patience
+        self._patience = patience
         self._client = Client(timeout, key=key, transport=_transport())
-
-    def for_another_loop(self) -> Upstream:
-        """Return connections to the same server; `reached` is shared."""
-        other = Upstream(self.url, self._timeout, key=self._key, patience=self._patience)
-        other._api, other.reached = self._api, self.reached
-        return other
 
     @asynccontextmanager
     async def passing(
