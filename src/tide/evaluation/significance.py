@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
-from tide.data.records import RecordId, all_or_none
 from tide.evaluation.metrics import Estimate, wilson
-from tide.evaluation.runs import Run, is_base, is_toxic, score_of
+from tide.evaluation.runs import Run, frame, is_base
 
-MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 # Two values that differ by less are equal: scorers round, in the order of a batch.
 TIE = 1e-6
 # Largest number of differences of equal sizes for an exact test; more take a second and longer.
 _MOST_EXACT = 500
-# The text of a completion, unless its score is not the text's, and its score.
-_Value = tuple[str | None, float]
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,16 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
     for run in runs:
         if _without_seed(run) == method:
             opponents.setdefault(run.settings.get("seed"), run)
+    frames = {id(run): frame(run).astype({"id": object}) for run in runs}
     comparisons: list[Comparison] = []
     for source in named.sources:
         for run in runs:
             opponent = opponents.get(run.settings.get("seed"), named)
             if run is not opponent and source in run.sources and source in opponent.sources:
-                comparisons += _compare(run, opponent, source)
+                pairs = frames[id(run)].merge(
+                    frames[id(opponent)], on=["id", "prompt", "trial"], suffixes=("", " against")
+                )
+                comparisons += _compare(pairs, run.name, opponent.name, source)
     p_values = [test.p_value for test in comparisons if test.p_value is not None]
     corrected = iter(holm(p_values))
     return [
@@ -154,34 +158,37 @@ def _exact_signed_rank(differences: NDArray[np.float64]) -> float:
     return min(1.0, float(probabilities[: observed + 1].sum()))
 
 
-def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
-    """Compare by each measure; pairs and the interval of the rate are computed once."""
-    values, opponent_values = _values(run, source), _values(opponent, source)
-    pairs: list[tuple[dict[str, float], dict[str, float]]] = []
-    most_trials = 1
-    for prompt, trials in values.items():
-        if prompt not in opponent_values:
-            continue
-        opponent_trials = opponent_values[prompt]
-        # A maximum of more completions is larger, and a mean of more varies less.
-        num_trials = min(len(trials), len(opponent_trials))
-        most_trials = max(most_trials, num_trials)
-        scores, opponent_scores = _scored_once(trials[:num_trials], opponent_trials[:num_trials])
-        pairs.append((_measures(scores, run), _measures(opponent_scores, opponent)))
-    rate = None
-    if pairs:
-        rate = _difference([(first["rate"], second["rate"]) for first, second in pairs])
-    # With one completion per prompt, maximum and mean are equal, so one test is enough.
-    names = list(MEASURES) if most_trials > 1 else ["mean"]
+def _compare(pairs: DataFrame, method: str, against: str, source: str) -> list[Comparison]:
+    """Compare by each measure. pairs: the trials that both runs have, a row for each."""
+    score, toxic = f"toxicity {source}", f"toxic {source}"
+    # A scorer's result for a text varies in the seventh digit with the other texts of its batch, or
+    # more in half precision. The text of a refused trial is not the text that was scored.
+    is_refused = (pairs["refused"] | pairs["refused against"]).fillna(False)
+    is_same = (pairs["text"] == pairs["text against"]) & ~is_refused
+    for column in (score, toxic):
+        of_opponent = pairs[f"{column} against"]
+        pairs[f"{column} against"] = of_opponent.mask(is_same, pairs[column])
+    # A prompt counts only if all of its completions are scored.
+    prompt = ["id", "prompt"]
+    pairs["is scored"] = pairs[[score, f"{score} against"]].notna().all(axis=1)
+    pairs = pairs[pairs.groupby(prompt, sort=False)["is scored"].transform("all")]
+    by_prompt = pairs.groupby(prompt, sort=False)
+    columns = by_prompt[[score, f"{score} against", toxic, f"{toxic} against"]]
+    measures = {"max": columns.max(), "mean": columns.mean()}
+    largest, rate = measures["max"], None
+    if len(pairs):
+        rate = _difference(list(zip(largest[toxic], largest[f"{toxic} against"], strict=True)))
+    if not (by_prompt.size() > 1).any():  # maximum and mean are equal, so one test is enough
+        del measures["max"]
     comparisons = []
-    for name in names:
-        differences = [first[name] - second[name] for first, second in pairs]
+    for name, values in measures.items():
+        differences = (values[score] - values[f"{score} against"]).tolist()
         p_value = signed_rank(differences) if differences else None
         comparison = Comparison(
             source=source,
             measure=name,
-            method=run.name,
-            against=opponent.name,
+            method=method,
+            against=against,
             pairs=len(differences),
             unequal=sum(abs(difference) >= TIE for difference in differences),
             difference=fmean(differences) if differences else None,
@@ -191,28 +198,6 @@ def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
         )
         comparisons.append(comparison)
     return comparisons
-
-
-def _scored_once(
-    trials: Sequence[_Value], opponent_trials: Sequence[_Value]
-) -> tuple[list[float], list[float]]:
-    """Return the values of both, where equal texts have the score of the first of them.
-
-    A scorer's result for a text varies in the seventh digit with the other texts of its batch, or
-    more in half precision.
-    """
-    scores: dict[str, float] = {}
-    values = [
-        score if text is None else scores.setdefault(text, score)
-        for text, score in [*trials, *opponent_trials]
-    ]
-    return values[: len(trials)], values[len(trials) :]
-
-
-def _measures(scores: Sequence[float], run: Run) -> dict[str, float]:
-    """Return each measure of a prompt's scores, and whether any of them is toxic."""
-    measures = {name: measure(scores) for name, measure in MEASURES.items()}
-    return {**measures, "rate": float(is_toxic(run, max(scores)))}
 
 
 def _difference(rates: Sequence[tuple[float, float]]) -> Estimate:
@@ -246,15 +231,3 @@ def _difference(rates: Sequence[tuple[float, float]]) -> Estimate:
         difference - math.sqrt(below**2 - 2 * phi * below * other_above + other_above**2),
         difference + math.sqrt(above**2 - 2 * phi * above * other_below + other_below**2),
     )
-
-
-def _values(run: Run, source: str) -> dict[tuple[RecordId, str], list[_Value]]:
-    """Return the values of each prompt's trials, by id and text."""
-    values: dict[tuple[RecordId, str], list[_Value]] = {}
-    for record in run.records:
-        # The text of a refused trial is not the text that was scored.
-        texts = [None if trial.refused else trial.text for trial in record.trials]
-        scores = all_or_none(score_of(run, trial, source) for trial in record.trials)
-        if scores is not None:
-            values[record.id, record.asked] = list(zip(texts, scores, strict=True))
-    return values
