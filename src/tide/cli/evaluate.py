@@ -11,6 +11,7 @@ import typer
 from tide.cli import keeps, options
 from tide.cli.display import OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
+from tide.evaluation.benchmarks import PROTOCOLS
 from tide.evaluation.console import ERRORS
 from tide.scorers import DEFAULT_SCORER
 
@@ -30,8 +31,7 @@ Reference = Annotated[
     list[str] | None,
     options.option(
         "Perplexity",
-        "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as in "
-        "the paper) or none; repeatable.",
+        "Measures perplexity: auto (of the model's family), global (Qwen3-14B), none; repeatable.",
     ),
 ]
 
@@ -40,28 +40,19 @@ Methods = Annotated[
     list[str] | None,
     options.option(
         "Search",
-        "base (the unmodified model), presets, strategies and baselines, comma-separated or "
-        "repeated; options follow the name: base,tide,resample:temperature=1.0... "
-        "'tide:num_samples=2|4|8' names a method for each value. Available: "
-        f"{options.METHODS}. ('tide methods NAME' lists its options.) [default: {_METHODS}]",
+        "base (the unmodified model) and others, with options, comma-separated or repeated: "
+        f"base,tide:num_samples=2|4|8,rad:beta=50. Available: {options.METHODS}. "
+        f"('tide methods NAME' lists its options.) [default: {_METHODS}]",
     ),
 ]
 ProtocolName = Annotated[
-    str,
-    options.option(
-        "Search",
-        "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
-        "dexperts or rad.",
-    ),
+    str, options.option("Search", f"Sampling and trials of a paper: {', '.join(PROTOCOLS)}.")
 ]
 Artefacts = Annotated[
     Path | None, options.option("Search", "Folder written by `tide fit`, for trained baselines.")
 ]
 RunsFolder = Annotated[
-    Path | None,
-    options.option(
-        "Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"
-    ),
+    Path | None, options.option("Output", "Folder of the runs, which are resumed.", "--out", "-o")
 ]
 
 
@@ -69,11 +60,7 @@ RunsFolder = Annotated[
 @options.with_engine
 def evaluate(
     benchmark: Annotated[
-        str,
-        typer.Argument(
-            help="rtp, attaq or bold; some prompts of them by number (rtp:201-1199); or a file of "
-            "prompts (.jsonl, .csv, .txt)."
-        ),
+        str, typer.Argument(help="rtp, attaq, bold; a part (rtp:201-1199); or a file of prompts.")
     ],
     methods: Methods = None,
     model: options.Model = "pocket",

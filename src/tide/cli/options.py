@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
-from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, DEFAULT_STRATEGY, Sampling, Settings
+from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.data.texts import Row, read_rows
 from tide.detoxifier.presets import PRESETS
 from tide.engines import REGISTRY as ENGINES
@@ -105,90 +105,36 @@ BY_PRESET = {
     "temperature": f"{Settings().temperature}; for a chat the model's value, or {CHAT_TEMPERATURE}",
 }
 
-Model = Annotated[
-    str,
-    option(
-        "Model",
-        "Language model: a folder, hub id or GGUF file; pocket (bundled), smollm2 or gemma3-270m.",
-        "--model",
-        "-m",
-    ),
-]
-Scorer = Annotated[
-    str,
-    option(
-        "Scorer",
-        f"Toxicity scorer: {_SCORERS}; or a spec such as cache:hf:ID_OR_FOLDER or "
-        "max:pocket,exchange. The bundled scorers read English. (Syntax: 'tide scorers'.)",
-        "--scorer",
-        "-s",
-    ),
-]
+_MODELS = "A folder, hub id or GGUF file; or pocket (bundled), smollm2, gemma3-270m."
+Model = Annotated[str, option("Model", _MODELS, "--model", "-m")]
+_SYNTAX = f"Toxicity scorer: {_SCORERS}; or a combination ('tide scorers' shows the syntax)."
+Scorer = Annotated[str, option("Scorer", _SYNTAX, "--scorer", "-s")]
 Scorers = Annotated[
     list[str] | None,
     option("Scorer", f"A scorer; repeatable. [default: {DEFAULT_SCORER}]", "--scorer", "-s"),
 ]
-Judges = Annotated[
-    list[str] | None,
-    option(
-        "Scorer",
-        "Independent scorers that evaluate the results, comma-separated or repeated.",
-        "--judges",
-        "-j",
-    ),
-]
+_JUDGES = "Scorers that evaluate the results, comma-separated or repeated."
+Judges = Annotated[list[str] | None, option("Scorer", _JUDGES, "--judges", "-j")]
 Preset = Annotated[
-    str,
-    option(
-        "Search",
-        f"Initial settings: auto ({DEFAULT_STRATEGY}; for another strategy the preset with the "
-        f"model's name, else relative), {_PRESETS}.",
-    ),
+    str, option("Search", f"Initial settings: auto (by strategy and model), {_PRESETS}.")
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.")]
 BaseUrl = Annotated[str | None, option("Model", "Address of the server for --engine openai.")]
 EngineOption = Annotated[
     list[str] | None,
-    option(
-        "Model",
-        "Another engine option, e.g. tensor_parallel_size=2 for vllm.",
-        metavar="NAME=VALUE",
-    ),
+    option("Model", "Another option, as tensor_parallel_size=2 of vllm.", metavar="NAME=VALUE"),
 ]
 Device = Annotated[str, option("Model", "Where the model runs: auto, cpu, cuda, cuda:1...")]
-Dtype = Annotated[
-    str, option("Model", "Precision of the weights: auto, float32, bfloat16 or float16.")
-]
-MaxBatch = Annotated[
-    int | None, option("Model", "Maximum batch size of the engine (default: by device).", min=1)
-]
+Dtype = Annotated[str, option("Model", "Precision: auto, float32, bfloat16 or float16.")]
+MaxBatch = Annotated[int | None, option("Model", "Maximum batch size (default: by device).", min=1)]
 Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
-Mask = Annotated[
-    bool,
-    option(
-        "Output", "Mask toxic words in printed output, except for their first letters.", "--mask"
-    ),
-]
+Mask = Annotated[bool, option("Output", "Mask toxic words in printed output.", "--mask")]
 Field = Annotated[str, option("Input", "Field or column that holds the text.")]
-IsChat = Annotated[
-    bool,
-    option(
-        "Input",
-        "Answer chats with the model's chat template. 'messages' of a .jsonl object is a chat; any "
-        "other text is a user message.",
-        "--chat",
-    ),
-]
+_CHATS = "Answer chats: 'messages' of a .jsonl object; any other text is a user message."
+IsChat = Annotated[bool, option("Input", _CHATS, "--chat")]
 Limit = Annotated[int | None, option("Input", "Use the first N rows only.", min=1)]
-InputFile = Annotated[
-    Path | None,
-    option(
-        "Input",
-        "File of texts: .jsonl, .csv or .txt, plain or .gz; - reads lines of standard input.",
-        "--input",
-        "-i",
-    ),
-]
+_FILES = "File of texts: .jsonl, .csv or .txt, plain or .gz; - reads standard input."
+InputFile = Annotated[Path | None, option("Input", _FILES, "--input", "-i")]
 
 
 # The options that `with_engine` adds to a command.

@@ -36,15 +36,8 @@ if TYPE_CHECKING:
 PrintFormat = Literal["table", "text", "jsonl"]
 
 # Options.
-Output = Annotated[
-    Path | None,
-    options.option(
-        "Output",
-        "Append records to this .jsonl file or run folder.",
-        "--output",
-        "-o",
-    ),
-]
+_OUTPUT = "Append records to this .jsonl file or run folder."
+Output = Annotated[Path | None, options.option("Output", _OUTPUT, "--output", "-o")]
 Shape = Annotated[
     PrintFormat,
     options.option(

@@ -63,65 +63,48 @@ Workers = Annotated[
     ),
 ]
 ServedModelName = Annotated[
-    str | None,
-    options.option(
-        "Server", "Name of the model for clients. [default: --model, or its name at --base-url]"
-    ),
+    str | None, options.option("Server", "Name of the model for clients. [default: its name]")
 ]
 Perspective = Annotated[
-    bool,
-    options.option(
-        "Server",
-        "Replace the Perspective API: only score texts, without loading a model.",
-    ),
+    bool, options.option("Server", "Replace the Perspective API: only score, without a model.")
 ]
 Otel = Annotated[
-    bool,
-    options.option("Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."),
+    bool, options.option("Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT.")
 ]
 Mode = Annotated[
     Literal["enforce", "monitor"],
     options.option(
         "Policies",
-        "enforce: give out accepted text only. monitor: give out the model's unmodified text, "
-        "and record afterwards the changes that enforce would have made.",
+        "enforce: give out accepted text only. monitor: give out any, and record the changes.",
     ),
 ]
 PolicyPath = Annotated[
     Path | None,
     options.option(
         "Policies",
-        "YAML file of named policies and of the API keys that may use them; SIGHUP reloads the "
-        "file. Settings that a policy leaves out come from these options.",
+        "YAML file of policies, over these options, and of their API keys; SIGHUP reloads it.",
     ),
 ]
 OnScorerFailure = Annotated[
     str,
     options.option(
         "Scorer",
-        "While the scorer is down: refuse, or a second scorer, which then decides by its own "
-        "threshold.",
+        "While the scorer is down: refuse, or a second scorer with its own threshold.",
     ),
 ]
 AlterAtMost = Annotated[
     float | None,
     options.option(
         "Policies",
-        "Budget: the share of answers that may be altered; /metrics compares. ('tide threshold' "
-        "chooses a threshold for it.)",
+        "Budget: the share of answers that may be altered; /metrics compares it.",
         min=0.0001,
         max=0.9999,
     ),
 ]
 MonitorLog = Annotated[
-    Path | None,
-    options.option(
-        "Policies", "File that gets a JSON line for each monitored answer, without its text."
-    ),
+    Path | None, options.option("Policies", "File for a JSON line per monitored answer.")
 ]
-MonitorTexts = Annotated[
-    bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
-]
+MonitorTexts = Annotated[bool, options.option("Policies", "Write texts to --monitor-log, too.")]
 
 
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
