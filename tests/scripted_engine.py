@@ -56,8 +56,7 @@ class ScriptedEngine(Engine):
         if not isinstance(text, Rendered):
             return prompt
         spans = text.spans_of(word.span() for word in re.finditer(r"\S+", text))
-        fixed, user = (span != 0 for span in spans), (span >= 0 for span in spans)
-        return Prompt(str(text), prompt.token_ids, tuple(fixed), tuple(user))
+        return Prompt(str(text), prompt.token_ids, tuple(span != 0 for span in spans))
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         words = list(self._words)

@@ -53,8 +53,7 @@ def test_rows_that_stay_count_in_what_is_measured(
 def test_which_rows_move(special: list[bool], last: int) -> None:
     mask, content = torch.tensor(special), [i for i, no in enumerate(special) if not no]
     assert movable_rows(mask, "all").tolist() == [True] * len(special)
-    expectations = {"content": content, "user": content, f"last:{last}": content[-last:]}
-    assert movable_rows(mask, "user", torch.ones_like(mask)).all()
+    expectations = {"content": content, f"last:{last}": content[-last:]}
     for perturb, expected in expectations.items():
         if content:
             assert movable_rows(mask, perturb).nonzero().flatten().tolist() == expected

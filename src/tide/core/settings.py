@@ -175,10 +175,9 @@ class Settings(Sampling):
     )
     perturb: str = Field(
         default="content",
-        pattern=r"^(content|user|all|last:[1-9]\d{0,8})$",
+        pattern=r"^(content|all|last:[1-9]\d{0,8})$",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
-        "of a chat, the last user message), last:K (the last K of these), user (all messages of "
-        "users), or all.",
+        "of a chat, the last user message), last:K (the last K of these), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1,

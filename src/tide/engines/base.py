@@ -64,14 +64,12 @@ class Prompt:
     """A tokenized prompt.
 
     fixed_mask: marks tokens that searches do not perturb by default, which are BOS, role markers
-        and, in a chat, all but the last user message. user_mask (chats): marks the tokens of all
-        user messages.
+        and, in a chat, all but the last user message.
     """
 
     text: str
     token_ids: tuple[Token, ...]
     fixed_mask: tuple[bool, ...]
-    user_mask: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,12 @@ class EmbeddingEngine(Engine):
             ids = self._embedded(self.tokenizer(text)["input_ids"])
             special = tuple(token_id in self._special_ids for token_id in ids)
             return Prompt(text, tuple(ids), special)
-        fixed, user = [], []
         ids, spans = self._read(text)
-        for token_id, span in zip(ids, spans, strict=True):
-            is_special = token_id in self._special_ids
-            fixed.append(is_special or span != 0)
-            user.append(span >= 0 and not is_special)
-        return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
+        fixed = [
+            span != 0 or token_id in self._special_ids
+            for token_id, span in zip(ids, spans, strict=True)
+        ]
+        return Prompt(str(text), tuple(ids), tuple(fixed))
 
     @property
     def has_chat_template(self) -> bool:

@@ -61,8 +61,7 @@ def start_of(
         rows = torch.ones(len(ids), dtype=torch.bool)
         return Problem(torch.ones(len(ids), 1), rows, seed)
     fixed = torch.tensor(prompt.fixed_mask)
-    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
-    movable = movable_rows(fixed, settings.perturb, user)
+    movable = movable_rows(fixed, settings.perturb)
     x = engine.embed_tokens(ids)
     return Problem(x, movable, seed, engine.dtype, movable | ~fixed)
 

@@ -16,20 +16,20 @@ from tide.core.errors import InputError
 _EPSILON = 1e-8
 
 
-def movable_rows(fixed: Tensor, perturb: str, user: Tensor | None = None) -> Tensor:
+def movable_rows(fixed: Tensor, perturb: str) -> Tensor:
     """Return the mask of the rows that a search may move by `Settings.perturb`: bool, shape (T,).
 
-    fixed, user: the masks of a `Prompt`, bool, shape (T,); "user" moves the rows of user messages.
-    `last:K` moves all content rows if there are fewer than K. Raises InputError if no row may move.
+    fixed: the mask of a `Prompt`, bool, shape (T,). `last:K` moves all content rows if there are
+    fewer than K. Raises InputError if no row may move.
     """
     if perturb == "all":
         return torch.ones_like(fixed)
-    movable = ~fixed if user is None or perturb != "user" else user
+    movable = ~fixed
     if not movable.any():
         raise InputError(
             "the prompt has only special tokens or chat markers; perturb='all' would move them"
         )
-    if perturb not in ("content", "user"):
+    if perturb != "content":
         movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
     return movable
 

@@ -258,7 +258,6 @@ def test_special_tokens_are_marked(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama", bos=True))
     prompt = engine.encode("The weather")
     assert prompt.fixed_mask == (True, *[False] * (len(prompt.token_ids) - 1))
-    assert prompt.user_mask is None
     assert engine.tokenize(["The weather"]) == [list(prompt.token_ids)]
 
 
