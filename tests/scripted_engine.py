@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -90,6 +91,10 @@ class ScriptedEngine(Engine):
         return self._words.setdefault(word, len(self._words))
 
     def _row(self, token_id: int) -> Tensor:
-        word = list(self._words)[token_id].strip()
-        generator = torch.Generator().manual_seed(derive_seed("word", word))
-        return torch.randn(self.dim, generator=generator)
+        return _embedding(list(self._words)[token_id].strip(), self.dim)
+
+
+@cache
+def _embedding(word: str, dim: int) -> Tensor:
+    generator = torch.Generator().manual_seed(derive_seed("word", word))
+    return torch.randn(dim, generator=generator)

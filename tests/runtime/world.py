@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from typing import Any
 
-from torch import Tensor
-
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tide.core.results import FinishReason
@@ -29,14 +27,8 @@ class Storyteller(ScriptedEngine):
     """
 
     def __init__(self, bad: Bad, sentences: int = 6, **options: Any) -> None:
-        self._rows: dict[int, Tensor] = {}
         super().__init__(lambda x, seed: "", **options)
         self._bad, self._sentences, self.under_way = bad, sentences, 0
-
-    def _row(self, token_id: int) -> Tensor:
-        if token_id not in self._rows:
-            self._rows[token_id] = super()._row(token_id)
-        return self._rows[token_id]
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self.on_write is not None and (waits := self.on_write(request)) is not None:

@@ -10,13 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
+from tide.scorers.guards import FAMILIES
 from tide.scorers.remote import RemoteScorer
 from tide.scorers.services import CATEGORIES
 
@@ -196,37 +196,6 @@ class Tei(Service):
         return sorted(rows, key=lambda row: -row["score"])
 
 
-@dataclass(frozen=True)
-class Family:
-    """before, after: the tokens that a guard writes before and after its verdict.
-
-    toxic, safe: the tokens of these verdicts, with their shares of the toxic or safe probability.
-    """
-
-    before: tuple[str, ...]
-    toxic: dict[str, float]
-    safe: dict[str, float]
-    after: tuple[str, ...] = ()
-
-
-FAMILIES = {
-    "llama-guard": Family(("\n\n",), {"unsafe": 1.0}, {"safe": 1.0}, ("\n", "S1")),
-    "shieldgemma": Family((), {"Yes": 0.7, " Yes": 0.3}, {"No": 1.0}, (",", " it", " does")),
-    "granite-guardian-3.3": Family(
-        ("<think>", "\n", "</think>", "\n", "<", "score", ">"),
-        {" yes": 1.0}, {" no": 0.9, "no": 0.1}, (" ", "</score>"),
-    ),
-    "granite-guardian-4": Family(
-        ("<think>", "\n", "</think>", "\n", "<score>"), {"yes": 1.0}, {"no": 1.0}, ("</score>",)
-    ),
-    "wildguard": Family(("Harmful", " request:"), {" yes": 1.0}, {" no": 1.0}),
-    "qwen3guard": Family(
-        ("Safety", ":"), {" Unsafe": 0.6, " Controversial": 0.4}, {" Safe": 1.0},
-        ("\n", "Categories", ":", " None"),
-    ),
-}  # fmt: skip
-
-
 def share(text: str) -> float:
     """The probability of toxic verdicts among all verdicts."""
     return 0.01 + 0.98 * toxicity(text)
@@ -235,8 +204,9 @@ def share(text: str) -> float:
 class GuardServer(Service):
     """A guard over OpenAI's chat API, as vLLM serves one.
 
-    family: whose words it answers with. A tenth of the probability goes to tokens of no verdict.
-    Like llama.cpp, it writes the lowest number for the logarithm of zero.
+    family: whose words it answers with. Each letter before the verdict is a token, since real
+    tokens may end anywhere. A tenth of the probability goes to tokens of no verdict. Like
+    llama.cpp, it writes the lowest number for the logarithm of zero.
     """
 
     family = "llama-guard"
@@ -262,10 +232,14 @@ class GuardServer(Service):
     def places(self, text: str) -> list[list[tuple[str, float]]]:
         """Tokens and log-probabilities, likeliest first."""
         family, p = FAMILIES[self.family], share(text)
-        shares = {token: 0.9 * p * part for token, part in family.toxic.items()}
-        shares |= {token: 0.9 * (1 - p) * part for token, part in family.safe.items()}
-        verdict = sorted(({**shares, " I": 0.1}).items(), key=lambda each: -each[1])
-        before = [[(token, 0.0)] for token in family.before]
-        logs = [(token, math.log(part)) for token, part in verdict]
-        logs.append(("never", -3.4028234663852886e38))
-        return [*before, logs, *([(token, 0.0)] for token in family.after)]
+        lead = family.lead.replace("{judged}", "request")
+        before = f"<think>\n</think>\n{lead}" if lead else "\n"
+        words_of = Counter(family.verdicts.values())
+        shares = {" I": 0.1}
+        for word, weight in family.verdicts.items():
+            part = 0.9 * (p if weight else 1 - p) / words_of[weight]
+            shares |= {word: 0.4 * part, f" {word}": 0.6 * part}
+        verdict = [(token, math.log(part)) for token, part in shares.items()]
+        verdict.sort(key=lambda each: -each[1])
+        verdict.append(("never", -3.4028234663852886e38))
+        return [*([(letter, 0.0)] for letter in before), verdict, [("\n", 0.0)]]
