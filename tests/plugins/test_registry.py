@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 import tide
-from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, scripted_engine
-from tide.baselines.self_debias import SelfDebias
 from tide.core.errors import InputError, MissingDependencyError
 from tide.detoxifier import REGISTRIES
 from tide.plugins import registry as registries
 from tide.plugins.registry import Registry
-from tide.search.tide import RandomWalkStrategy
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +44,8 @@ def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
     assert tide.load_scorer("partly").score(["ABab"])[0] == 0.5
 
 
-def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:
-    tide.register("strategy", "walk", RandomWalkStrategy)
-    assert tide.load_strategy("walk").strategy is RandomWalkStrategy
-    tide.register("engine", "scripted", "tests.scripted_engine:ScriptedEngine")
-    assert REGISTRIES["engine"].load("scripted") is ScriptedEngine
-    tide.register("baseline", "decay", SelfDebias)
+def test_a_baseline_is_found_by_its_name() -> None:
+    tide.register("baseline", "decay", "tide.baselines.self_debias:SelfDebias")
     with pytest.raises(InputError, match="baseline decay: no option 'decoy'"):
         tide.load_baseline("decay:decoy=0", scripted_engine())  # type: ignore[arg-type]
 

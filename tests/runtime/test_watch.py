@@ -296,20 +296,18 @@ def test_scorer_with_a_window_reads_the_last_words_and_all_that_is_unread(screen
     assert answer.windows(30, 40) == ["".join(answer.texts[30:])]
 
 
-@pytest.mark.parametrize("worst", [4, 5, 7])
-def test_score_of_an_answer_is_its_worst_window_of_the_scorer(worst: int) -> None:
-    """The last window does not hold what an earlier one scored; that of 4 words is whole."""
-    answer = watch(window_tokens=10)
-    answer.window = 4
-    scores = [0.4, 0.4, 0.4, *[0.0] * 5]
-    scores[worst - 1] = 0.3
-    assert feed(answer, scores) is None
-    assert answer.worst().value == 0.3
-
-
-def test_score_of_an_answer_counts_the_last_whole_text_that_passed() -> None:
-    """A later one failed, and then passed in the window of the next word."""
+@pytest.mark.parametrize(
+    "scores",
+    [
+        pytest.param([0.4, 0.4, 0.4, 0.3, 0.0, 0.0, 0.0], id="the last whole text"),
+        pytest.param([0.4, 0.4, 0.4, 0.0, 0.3, 0.0, 0.0], id="a window"),
+        pytest.param([0.4, 0.4, 0.4, 0.0, 0.0, 0.0, 0.3], id="the last window"),
+        # A later whole text failed, and then passed in the window of the next word.
+        pytest.param([0.0, 0.0, 0.3, 0.9, 0.0, 0.0, 0.0], id="the last whole text that passed"),
+    ],
+)
+def test_score_of_an_answer_is_its_worst_window_of_the_scorer(scores: list[float]) -> None:
     answer = watch(window_tokens=10, lag=4)
     answer.window = 4
-    assert feed(answer, [0.0, 0.0, 0.3, 0.9, *[0.0] * 4]) is None
+    assert feed(answer, scores) is None
     assert answer.worst().value == 0.3

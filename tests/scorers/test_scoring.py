@@ -110,6 +110,7 @@ async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(
 
 
 async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: HeldScorer) -> None:
+    """Nor would the end of the program."""
     held.screen = FakeScorer(hundredths, quick=True)  # type: ignore[attr-defined]
     scoring = Scoring(held)
     slow = [send(scoring, "four")]
@@ -117,6 +118,7 @@ async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: HeldScorer) ->
     slow.append(send(scoring, "six"))
     assert await answers(send(scoring, "three", screened=True)) == [[0.05]]
     assert not any(future.done() for future in slow)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tide scorer")
     held.go.set()
     assert await answers(*slow) == [[0.04], [0.03]]
 
@@ -232,17 +234,6 @@ async def test_a_scorer_that_fails_for_all_is_broken(error: BaseException) -> No
 async def test_a_scorer_that_is_away_is_the_error_of_all(error: ScorerError) -> None:
     scoring = Scoring(failing(error))
     assert await answers(send(scoring, "good"), send(scoring, "bad")) == [error, error]
-
-
-async def test_thread_of_a_call_that_hangs_keeps_no_program_running(
-    held: HeldScorer,
-) -> None:
-    send(Scoring(held), "aaaa")
-    await asyncio.to_thread(held.entered.wait, 20)
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "tide scorer")
-    assert thread.daemon
-    held.go.set()
-    await asyncio.to_thread(thread.join, 10)
 
 
 async def test_call_whose_thread_cannot_start_fails_and_the_next_one_runs(
