@@ -125,7 +125,7 @@ def test_path_of_a_model_leads_to_models_only(upstream: TextServer, server: Runn
 
 def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
     writes(upstream, [" kind"])
-    server.ask("The weather", n=2, seed=7)
+    server.ask("The weather", n=2, seed="7")
     server.ask("The weather", n=2)
     assert sorted(body.get("seed", -1) for body in upstream.requests) == [-1, -1, 7, 8]
 

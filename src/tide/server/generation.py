@@ -270,8 +270,9 @@ class Serving:
     def _server_fields(self, request: Generation, number: int, fields: Mapping[str, Any]) -> str:
         """Return the fields of choice `number` for the server behind a gateway, as JSON."""
         sent = dict(fields)
-        if sent.get("seed") is not None:
-            sent["seed"] += number
+        seed = sent.get("seed") if request.seed is None else request.seed
+        if seed is not None:
+            sent["seed"] = seed + number
         if request.model in (None, self.name):
             sent["model"] = self._policies.engine.name
         return json.dumps(sent)
