@@ -248,27 +248,25 @@ def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "changed"),
+    ("said", "outcome"),
     [
-        (FINE, False),
-        (Said("Fine.", "Fine.", [("find", '{"a": "dull"}'), ("find", "no JSON")]), True),
-        (Said("Fine.", "A dull."), False),  # enforcing would have withheld the reasoning
-        (Said("<think>A dull.</think>Fine."), False),
-        (Said("<think>Fine.</think>A dull."), True),
+        (FINE, "unchanged"),
+        (Said("Fine.", "Fine.", [("find", '{"a": "dull"}'), ("find", "no JSON")]), "changed"),
+        (Said("Fine.", "A dull."), "unchanged"),  # enforcing would have withheld the reasoning
+        (Said("<think>A dull.</think>Fine."), "unchanged"),
+        (Said("<think>Fine.</think>A dull."), "changed"),
     ],
 )
 def test_monitored_calls_and_reasoning(
-    serve: Serve, said: Said, changed: bool, tmp_path: Path
+    serve: Serve, said: Said, outcome: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "monitor.jsonl"
     server = serve(said, mode="monitor", monitor_log=log, monitor_texts=True)
     asked = [TOOLS] if said.calls else [[], TOOLS]
     for tools in asked:
         assert server.events(PATH, messages=[USER], tools=tools) == WIRES["vLLM"](said)
-    outcome = "changed" if changed else "unchanged"
     wait_until(lambda: counted(server, outcome) == len(asked))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {line["outcome"] for line in lines} == {"changed" if changed else "unchanged"}
     assert len(lines[0].get("tool_calls", ())) == len(said.calls)
 
 

@@ -53,11 +53,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "tools": {"tools": [TOOL]},
     "JSON": {"response_format": {"type": "json_object"}},
 }
-QUESTION = "How was your day?"
-OTHER_APIS: dict[str, dict[str, Any]] = {
-    "/v1/responses": {"input": QUESTION, "max_output_tokens": 12},
-    "/v1/messages": {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12},
-}
 # What no two answers of a server have in common.
 _OWN = re.compile(
     rb'"(?:(?:item_|request_)?id|(?:created|completed)(?:_at)?|system_fingerprint)": ?'
@@ -92,7 +87,7 @@ class Server:
 
     alike: least share of its greedy texts that are those of the engine transformers. whole_only:
     whether only answers that are not streamed have the same bytes each time. is_plain: whether it
-    lacks token ids, continued answers to chats, `OTHER_APIS` and errors as OpenAI's API has them.
+    lacks token ids, continued answers to chats and errors as OpenAI's API has them.
     """
 
     start: Callable[[Path], AbstractContextManager[str]]
@@ -257,21 +252,6 @@ def test_monitored_answers_are_the_servers_bytes(server: Server, gateway: Runnin
 def test_clean_answers_are_the_servers_own_text(server: Server, gateway: Running) -> None:
     for path, body in requests(gateway.engine.name, ["completion", "chat"]):
         assert text_of(gateway.url, path, body) == text_of(server.url, path, body)
-
-
-@pytest.mark.parametrize("path", OTHER_APIS)
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("gateway", ["monitor"], indirect=True)
-def test_monitored_answers_of_other_apis_are_the_servers(
-    path: str, stream: bool, full_server: Server, gateway: Running
-) -> None:
-    if stream and full_server.whole_only:
-        pytest.skip("the server cuts a stream differently each time")
-    model = gateway.engine.name
-    body = {"model": model, "temperature": 0.0, "stream": stream, **OTHER_APIS[path]}
-    status, direct = answer(full_server.url, path, body)
-    assert status == 200
-    assert answer(gateway.url, path, body) == (status, direct)
 
 
 @pytest.mark.parametrize(
