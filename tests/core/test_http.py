@@ -169,17 +169,10 @@ def test_environment_with_bad_proxy_or_certificates_is_one_line(
         Client(1.0)
 
 
-@pytest.mark.parametrize(
-    ("url", "root"),
-    [
-        ("http://a:8000", "http://a:8000/v1"),
-        ("http://a:8000/v1", "http://a:8000/v1"),
-        ("https://a/v1beta/openai", "https://a/v1beta/openai"),
-        ("https://a/api/v3", "https://a/api/v3"),
-    ],
-)
-def test_api_root(url: str, root: str) -> None:
-    assert http.api_root(url) == root
+def test_api_root_has_a_version() -> None:
+    assert http.api_root("http://a:8000") == "http://a:8000/v1"
+    for url in ("http://a:8000/v1", "https://a/v1beta/openai", "https://a/api/v3"):
+        assert http.api_root(url) == url
 
 
 @given(

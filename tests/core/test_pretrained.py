@@ -17,7 +17,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-TABLE = "model.embed_tokens.weight"
+TABLE, UP = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
 Mutation = Callable[[Path], object]
 
 
@@ -38,13 +38,8 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Mutation:
     return mutate
 
 
-def remove(tensors: dict[str, torch.Tensor], ending: str) -> None:
-    del tensors[next(name for name in tensors if name.endswith(ending))]
-
-
-def spoil(tensors: dict[str, torch.Tensor], ending: str, value: float) -> None:
-    name = next(name for name in tensors if name.endswith(ending))
-    tensors[name].view(-1)[-1] = value
+def spoilt(name: str, value: float) -> Mutation:
+    return weights(lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
 
 
 def enlarged(factor: float) -> Mutation:
@@ -67,14 +62,11 @@ def pickled(folder: Path) -> None:
 # By name: the change to the folder of a llama model, and the expected error.
 BROKEN: dict[str, tuple[Mutation, str]] = {
     "a weight is missing": (
-        weights(lambda t: remove(t, "layers.1.mlp.up_proj.weight")),
-        r"lack the weight model\.layers\.1\.mlp\.up_proj\.weight, which would be random",
+        weights(lambda tensors: tensors.pop(UP)),
+        f"lack the weight {UP}, which would be random",
     ),
     "another width": (fields(intermediate_size=32), r"mlp\.\w+\.weight has the shape .*says"),
-    "NaN": (
-        weights(lambda t: spoil(t, "1.mlp.up_proj.weight", float("nan"))),
-        r"layers\.1\.mlp\.up_proj\.weight holds NaN",
-    ),
+    "NaN": (spoilt(UP, float("nan")), f"{UP} holds NaN"),
     "weights that overflow": (enlarged(1e30), "logits are NaN or infinite"),
     "a kernel": (
         fields(sub={"attn_implementation": {"": "kernels-community/flash-attn2"}}),
@@ -88,7 +80,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
     "no embeddings": (weights(lambda t: t.pop(TABLE)), f"no tensor '{TABLE}'"),
     "pickled embeddings": (pickled, "cannot read embeddings"),
     "embeddings of another shape": (fields(vocab_size=310), r"\(300, 32\), but .* \(310, 32\)"),
-    "infinite embeddings": (weights(lambda t: spoil(t, TABLE, float("inf"))), "they hold NaN, inf"),
+    "infinite embeddings": (spoilt(TABLE, float("inf")), "they hold NaN, infinite"),
     "embeddings without their scales": (
         weights(lambda t: t.update({TABLE: t[TABLE].to(torch.int8)})),
         "no real numbers",

@@ -149,12 +149,10 @@ SCORE = {"id": 0, "number": 0, "judge": "a", "score": 0.5}
     [
         ("out", "my notes", "line 2: not JSON"),
         ("out", line_of(1, id=True), "line 2: not a record of a run: id"),
-        ("out", {"id": 7}, "line 2: .*prompt: Field required"),
         ("out", line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
         ("out", line_of(1, toxicity=float("nan")), "toxicity"),
         ("out", line_of(1, surprise=1), "surprise: unknown"),
         ("scores", {**SCORE, "score": float("nan")}, "line 2: not a score of a run: .*score"),
-        ("scores", {**SCORE, "surprise": 1}, "line 2: not a score of a run: .*surprise"),
     ],
 )
 def test_invalid_line_is_named(tmp_path: Path, name: str, line: Any, message: str) -> None:

@@ -375,15 +375,13 @@ def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_pat
         (whole,) = written(engine, GREEDY, PROMPTS[:1])
         end = whole.token_ids[3]
         name = engine.tokenizer.convert_ids_to_tokens(end)
+    changes: dict[str, dict[str, Any]] = {
+        "tokenizer_config": {"eos_token": name},
+        "config": {"eos_token_id": end},
+        "generation_config": {"eos_token_id": [2, end]},
+    }
     file = folder / f"{where}.json"
-    fields = json.loads(file.read_text())
-    if where == "tokenizer_config":
-        fields["eos_token"] = name
-    elif where == "config":
-        fields["eos_token_id"] = end
-    else:
-        fields["eos_token_id"] = [2, end]
-    file.write_text(json.dumps(fields))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes[where]))
     with TransformersEngine(folder) as engine:
         assert {1, end} <= set(engine.stop_ids.tolist())
         (text,) = written(engine, GREEDY, PROMPTS[:1])

@@ -25,13 +25,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return TransformersEngine(save_causal_lm(tmp_path_factory.mktemp("lm"), request.param))
 
 
-def advance(engine: TransformersEngine, stream: Stream, rows: list[list[int]], seed: int) -> None:
-    tokens = [3 + (11 * seed + 5 * number) % 290 for number in range(len(rows))]
-    stream.advance(torch.tensor(tokens, device=engine.device))
-    for row, token in zip(rows, tokens, strict=True):
-        row.append(token)
-
-
 @torch.inference_mode()
 @given(steps=st.lists(STEP, min_size=1, max_size=8))
 @examples(4, 150)
@@ -53,7 +46,10 @@ def test_logits_are_those_of_a_fresh_read(
             stream.enter([engine.embed_tokens(row) for row in entering])
         rows += entering
         for seed in range(reads if rows else 0):
-            advance(engine, stream, rows, seed)
+            tokens = [3 + (11 * seed + 5 * number) % 290 for number in range(len(rows))]
+            stream.advance(torch.tensor(tokens, device=engine.device))
+            for row, token in zip(rows, tokens, strict=True):
+                row.append(token)
         if rows:
             alone = [torch.tensor([row], device=engine.device) for row in rows]
             expected = torch.stack([engine.model(row).logits[0, -1] for row in alone])

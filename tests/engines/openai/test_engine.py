@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from itertools import repeat
 from typing import Any
 
@@ -22,7 +22,6 @@ from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.results import FinishReason
 from tide.core.settings import Sampling
-from tide.engines import load_engine
 from tide.engines.base import Completion, Request
 from tide.engines.openai.engine import OpenAIEngine
 
@@ -45,19 +44,14 @@ def server() -> Iterator[TextServer]:
 
 @pytest.fixture
 def connect(server: TextServer) -> Iterator[Connect]:
-    engines: list[OpenAIEngine] = []
+    with ExitStack() as engines:
 
-    def make(**options: Any) -> OpenAIEngine:
-        options = {"base_url": server.url, "deadline": 10.0, **options}
-        engine = load_engine("openai", "tiny", **options)
-        assert isinstance(engine, OpenAIEngine)
-        engines.append(engine)
-        server.requests.clear()
-        return engine
+        def make(**options: Any) -> OpenAIEngine:
+            engine = OpenAIEngine("tiny", **{"base_url": server.url, "deadline": 10.0, **options})
+            server.requests.clear()
+            return engines.enter_context(engine)
 
-    yield make
-    for engine in engines:
-        engine.close()
+        yield make
 
 
 def texts(engine: OpenAIEngine, sampling: Sampling, **more: Any) -> list[str]:
