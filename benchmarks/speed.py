@@ -101,7 +101,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         nonlocal spent
         seeds = [spent + i for i in range(len(points))]
         spent += len(points)
-        completions = completed(engine, points, settings.sampling, seeds)
+        completions = completed(engine, points, settings, seeds)
         one_by_one = [
             float(score_texts(scorer, [completion.text], is_nearly_empty).values[0])
             for completion in completions

@@ -158,9 +158,7 @@ def explore(
         tried.append(x)
     noise = [request.seed for request in recorded[: settings.completions_per_evaluation]]
     ids = recorded[0].penalized_ids
-    requests = [
-        Request(x, settings.sampling, seed, penalized_ids=ids) for x in tried for seed in noise
-    ]
+    requests = [Request(x, settings, seed, penalized_ids=ids) for x in tried for seed in noise]
     completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
     measured_scores = score_texts(detoxifier.scorer, texts, is_nearly_empty).values

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.data.records import read_records
 from tide.data.texts import read_rows
-from tide.engines.base import Prompt, Request
+from tide.engines.base import Piece, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.search.geometry import movable_rows
 
@@ -281,22 +282,27 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
     advised = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **advised}))
     with TransformersEngine(folder) as engine:
-        seen: list[Request] = []
-        write = engine.write
-        monkeypatch.setattr(engine, "write", lambda request: seen.append(request) or write(request))
+        seen: list[Sampling] = []
+        write, fields = engine.write, set(Sampling.model_fields)
+
+        def noting(request: Request) -> AsyncGenerator[Piece, None]:
+            seen.append(Sampling(**request.sampling.model_dump(include=fields)))
+            return write(request)
+
+        monkeypatch.setattr(engine, "write", noting)
         detox = Detoxifier(engine, scorer=FakeScorer())
         (prompt,) = engine.tokenize([engine.render(Chat.of(HELLO))])
         assert engine.context_length is not None
         room = engine.context_length - len(prompt)
         expected = Sampling(max_new_tokens=min(512, room), temperature=0.6, top_p=0.9, top_k=7)
         detox.chat(HELLO)
-        assert seen[-1].sampling == expected
+        assert seen[-1] == expected
         detox.chat(HELLO, temperature=0.3, max_new_tokens=4)
-        assert seen[-1].sampling == Sampling(max_new_tokens=4, temperature=0.3)
+        assert seen[-1] == Sampling(max_new_tokens=4, temperature=0.3)
         Detoxifier(engine, scorer=FakeScorer(), temperature=0.2).chat(HELLO)
-        assert seen[-1].sampling.temperature == 0.2
+        assert seen[-1].temperature == 0.2
         detox("The weather")
-        assert seen[-1].sampling == Sampling()
+        assert seen[-1] == Sampling()
         with pytest.raises(InputError, match="maximum context length"):
             detox.chat(HELLO, max_new_tokens=room + 1)
         long = [{"role": "user", "content": "a"}]

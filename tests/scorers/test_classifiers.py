@@ -70,8 +70,8 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
 @pytest.mark.parametrize(
     ("labels", "chosen", "message"),
     [
-        (["toxic", "threat"], "", r'add up to 1 .* set "problem_type": "multi_label_c'),
-        (["toxic", "threat"], "#toxic", r'add up to 1 .* set "problem_type": "multi_label_c'),
+        (["toxic", "threat"], "", r'add up to 1 .* "problem_type": "multi_label_c'),
+        (["toxic", "threat"], "#toxic", r'add up to 1 .* "problem_type": "multi_label_c'),
         (["neutral", "toxic"], "#neutral,toxic", r"exclude each other, .*; name the toxic ones"),
         (["LABEL_0", "LABEL_1"], "#D", "no label 'D'; it has LABEL_0, LABEL_1"),
         (["LABEL_0", "LABEL_1"], "", "unclear which labels are toxic"),

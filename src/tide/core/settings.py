@@ -306,12 +306,6 @@ class Settings(Sampling):
         unset = {name: value for name, value in values.items() if name not in names}
         return self.model_construct(_fields_set=names, **{**dict(self), **unset})
 
-    @property
-    def sampling(self) -> Sampling:
-        names = Sampling.model_fields.keys()
-        values = {name: getattr(self, name) for name in names}
-        return Sampling.model_construct(_fields_set=self.model_fields_set & names, **values)
-
 
 def _read_pairs(value: Any) -> list[tuple[str, str]] | None:
     """Return the pairs of NAME=VALUE,NAME=VALUE, or of a list of such texts; None for others.

@@ -198,7 +198,7 @@ class BaselineMethod:
     def _generated(self, prompts: list[str], seeds: list[int]) -> list[Generated | TideError]:
         """Run the baseline. Raises EngineError if it fails, or breaks its protocol."""
         with guarded(EngineError, f"baseline {self._baseline.name}: failed"):
-            generated = list(self._baseline.generate(prompts, self.settings.sampling, seeds))
+            generated = list(self._baseline.generate(prompts, self.settings, seeds))
         valid = all(isinstance(outcome, Generated | TideError) for outcome in generated)
         if not valid or len(generated) != len(prompts):
             raise EngineError(

@@ -74,7 +74,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
 
 
 def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
-    sampling = task.settings.sampling
+    sampling = task.settings
     if number:
         warm = max(sampling.temperature, _WARM)
         sampling = sampling.model_copy(update={"temperature": warm})

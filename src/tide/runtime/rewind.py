@@ -237,7 +237,7 @@ def _request(answer: Answer) -> Request:
         number = 0  # with equal noise, the answer most likely begins as before
     return Request(
         task.prompt.token_ids + ids,
-        settings.sampling.limited(left, min(max(0, minimum - len(ids)), left)),
+        settings.limited(left, min(max(0, minimum - len(ids)), left)),
         derive_seed(task.seed, "sampling", number),
         banned_token_ids=answer.banned,
         banned_first_ids=answer.banned_next.get(ids, ()),

@@ -29,7 +29,7 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     settings = task.settings
     problem = start_of(task.prompt, settings, task.seed, engine, moves=task.strategy.moves)
     ids = task.prompt.token_ids
-    request = Request(ids, settings.sampling, priority=task.priority, penalized_ids=ids)
+    request = Request(ids, settings, priority=task.priority, penalized_ids=ids)
     running = Search(task.strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()

@@ -52,8 +52,7 @@ class HuggingFaceScorer(AttributedScorer):
         # As transformers' pipeline decides it.
         exclusive = config.num_labels > 1 and config.problem_type != "multi_label_classification"
         if exclusive:
-            fix = 'if they do not, set "problem_type": "multi_label_classification" in config.json'
-            check_exclusive(f"hf:{model}", names, toxic, fix)
+            check_exclusive(f"hf:{model}", names, toxic)
         self._toxic, self._exclusive = toxic, exclusive
         reported = toxic if exclusive else [*range(len(names))]
         self._reported = reported if len(reported) > 1 else []

@@ -166,17 +166,17 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     )
 
 
-def check_exclusive(scorer: str, labels: Sequence[str], toxic: Sequence[int], fix: str) -> None:
+def check_exclusive(scorer: str, labels: Sequence[str], toxic: Sequence[int]) -> None:
     """Refuse exclusive labels that are all toxic: they add up to 1 for every text.
 
-    scorer: as in `toxic_columns`. toxic: indices of the chosen labels. fix: advice if every label
-    has a toxic name. Raises InputError.
+    scorer: as in `toxic_columns`. toxic: indices of the chosen labels. Raises InputError.
     """
-    are_all_toxic = all(map(is_toxic, labels))
-    if are_all_toxic or len(set(toxic)) == len(labels):
+    if all(map(is_toxic, labels)) or len(set(toxic)) == len(labels):
         raise InputError(
             f"scorer {scorer}: its labels ({', '.join(labels)}) exclude each other, so together "
-            f"they add up to 1 for every text; {fix if are_all_toxic else 'name the toxic ones'}"
+            "they add up to 1 for every text; name the toxic ones, or, if the labels are "
+            'independent, load the model with hf: and "problem_type": '
+            '"multi_label_classification" in its config.json'
         )
 
 
@@ -256,8 +256,7 @@ class ServedClassifier(SelfHostedScorer):
             raise ScorerRefusedError(f"scorer classifier: {info.model_id} is not a classifier")
         names = list(dict.fromkeys(info.labels.values()))
         columns = toxic_columns(f"classifier:{address}", names, wanted)
-        fix = "text-embeddings-inference applies a softmax to any model; load this one with hf:"
-        check_exclusive(f"classifier:{address}", names, columns, fix)
+        check_exclusive(f"classifier:{address}", names, columns)
         self._labels = frozenset(names)
         self._toxic = [names[i] for i in columns]
         self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()

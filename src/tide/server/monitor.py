@@ -139,7 +139,7 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
     watch, effort = Watch(Acceptance(settings), BacktrackOptions(pace="whole")), Effort()
     request = Request(
         task.prompt.token_ids,
-        settings.sampling,
+        settings,
         derive_seed(task.seed, "sampling", 0),
         priority=task.priority,
         piece_tokens=None if on_text is None else 1,

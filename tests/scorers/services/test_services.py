@@ -233,7 +233,7 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         info = Tei.about["/info"]
         toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
         monkeypatch.setitem(info, "model_type", toxic_only)
-        with pytest.raises(InputError, match="inference applies a softmax to any model"):
+        with pytest.raises(InputError, match=r"add up to 1 .* load the model with hf:"):
             load_scorer(f"classifier:{service.url}#toxic")
         monkeypatch.setitem(info, "model_type", {"reranker": {}})
         with pytest.raises(ScorerRefusedError, match="is not a classifier"):
