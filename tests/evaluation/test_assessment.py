@@ -124,15 +124,12 @@ def test_monitor_log_is_read_by_policy(tmp_path: Path) -> None:
         read_monitor_log(logged(("a", "unchanged", 2.0)))
 
 
-def test_lines_of_a_monitor_log_that_were_cut_are_skipped_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_of_a_monitor_log_that_were_cut_are_skipped(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
     line = json.dumps({"policy": "a", "outcome": "unchanged", "accepted_above": 0.2})
     # A server that is started again after a kill appends to the line that was cut.
     log.write_text(f"{line}\n{line[:20]}{line}\n{line}\n{line[:30]}")
     assert read_monitor_log(log) == ([0.2, 0.2], 0)
-    assert "skipped 2 lines that were cut" in caplog.text
     log.write_text("no log\n")
     with pytest.raises(InputError, match="holds no answers"):
         read_monitor_log(log)

@@ -1,7 +1,6 @@
 """The command line: each file holds a command or a group of commands.
 
-This one begins and ends the process. Ctrl-C and SIGTERM clean up, say which work is kept, and exit
-with code 130 or 143.
+This one begins and ends the process. Ctrl-C and SIGTERM clean up, and exit with code 130 or 143.
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ def _run() -> None:
 
 def _end(message: str, code: int) -> NoReturn:
     """Print the error and exit, even if stdout can no longer be written."""
-    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    red, plain = ("\x1b[31m", "\x1b[0m") if coloured else ("", "")
-    print(f"{red}{_line(message, 'ERROR')}{plain}", file=sys.stderr)
+    print(_line(message, "ERROR"), file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
@@ -107,7 +104,6 @@ def _end(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-_notice = ""
 _last_lines = logging.Formatter()
 # The stop that was requested, even if a library swallowed the exception.
 _stopped: Stopped | None = None
@@ -117,14 +113,8 @@ class Stopped(BaseException):
     """A signal stopped the command. Not a KeyboardInterrupt, whose message typer hides."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped{_notice and '; '}{_notice}")
+        super().__init__("stopped")
         self.exit_code = 128 + number
-
-
-def keeps(notice: str) -> None:
-    """Set the part of the stop message that says how finished work is kept."""
-    global _notice  # noqa: PLW0603  (a process runs one command)
-    _notice = notice
 
 
 def format_last_lines(formatter: logging.Formatter) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide.cli import keeps, options
+from tide.cli import options
 from tide.cli.display import OUTPUT, say_loading
 from tide.core.errors import InputError, TideError
 from tide.evaluation.benchmarks import PROTOCOLS
@@ -89,7 +89,6 @@ def evaluate(
 
     named = ", ".join(judges or ()) or "none (add some with --judges)"
     say_loading(model, scorer, f"this scorer guides searches; judges: {named}")
-    keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
         methods=",".join(methods or [_METHODS]),
@@ -133,7 +132,6 @@ def judge(
 
     if not judges and not reference:
         raise InputError("nothing to add: give --judges or --reference")
-    keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
         judges=options.judges(judges),

@@ -19,22 +19,15 @@ from tide.scorers import DEFAULT_SCORER
 @partial(options.with_settings, settings=FitSettings, panel="Training")
 def fit(
     baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
-    data: Annotated[
-        list[Path],
-        options.option(
-            "Input",
-            "Labelled .jsonl with text and toxicity, or with toxic and neutral; repeatable.",
-        ),
-    ],
+    data: Annotated[list[Path], options.option("Input", "Labelled texts (.jsonl); repeatable.")],
     out: Annotated[Path, options.option("Output", "Folder; each baseline gets a subfolder.")],
     model: options.Model = "pocket",
     auxiliary: Annotated[
-        str | None,
-        options.option("Model", "Smaller model with the same vocabulary; some baselines use it."),
+        str | None, options.option("Model", "Smaller model with the same vocabulary, if usable.")
     ] = None,
-    scorer: Annotated[
-        str, options.option("Scorer", "Scorer of generated text, which some baselines need.")
-    ] = DEFAULT_SCORER,
+    scorer: Annotated[str, options.option("Scorer", "Scorer of texts that the fit writes.")] = (
+        DEFAULT_SCORER
+    ),
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     overwrite: options.Overwrite = False,
@@ -42,8 +35,9 @@ def fit(
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
-    A tenth of the data (at least 40 rows, or half if there are fewer than 80) is held out for the
-    printed figures. `all` keeps finished baselines, unless --overwrite is given.
+    A row of the data has text and toxicity, or toxic and neutral. A tenth of the rows (at least 40,
+    or half if there are fewer than 80) is held out for the printed figures. `all` keeps finished
+    baselines, unless --overwrite is given.
     """
     from tide.baselines.fit import fit as learn  # noqa: PLC0415  (slow import)
 

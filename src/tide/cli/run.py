@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tide.cli import keeps, options
+from tide.cli import options
 from tide.cli.display import (
     OUTPUT,
     completions_table,
@@ -139,7 +139,6 @@ def _record(method: SearchMethod, output: Path, job: Job, errors: list[TideError
     from tide.evaluation.experiment import run_method  # noqa: PLC0415  (slow imports)
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
-    keeps(f"finished records are in {output}; the same command resumes")
     files = files_of(output)
     with writing(files.records):
         errors.extend(run_method(method, output, job).values())

@@ -46,10 +46,7 @@ def score(
     output: Annotated[
         Path | None, options.option("Output", "Write records to this .jsonl.", "--output", "-o")
     ] = None,
-    context: Annotated[
-        str,
-        options.option("Input", "What the texts answer, for scorers that read exchanges."),
-    ] = "",
+    context: Annotated[str, options.option("Input", "What the texts answer.")] = "",
     scorers: options.Scorers = None,
     field: options.Field = "text",
     limit: options.Limit = None,
@@ -188,14 +185,9 @@ def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange],
 
 
 Share = Annotated[
-    float,
-    options.option(
-        "Threshold", "Share of ordinary answers that may be altered.", min=0.0001, max=0.9999
-    ),
+    float, options.option("Threshold", "Share of answers to alter at most.", min=1e-4, max=0.9999)
 ]
-PolicyName = Annotated[
-    str | None, options.option("Input", "Policy of the log; needed if the log has several.")
-]
+PolicyName = Annotated[str | None, options.option("Input", "Policy, if the log has several.")]
 
 
 def threshold(

@@ -15,14 +15,11 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from tide.core.errors import InputError
-from tide.core.sanitize import logger
 from tide.data.files import parse_object, parsed, read_lines
 from tide.scorers.base import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_log = logger(__name__)
 
 BINS = 10
 
@@ -107,21 +104,17 @@ def read_monitor_log(path: Path, policy: str | None = None) -> tuple[list[float]
     or with an invalid line.
     """
     by_policy: dict[str, list[_Line]] = {}
-    cut = 0
     for where, text in read_lines(path):
         if not text.strip():
             continue
         try:
             content = parse_object(text, where)
         except InputError:
-            cut += 1
             continue
         line = parsed(_Line, content, f"{where}: not a line of a monitor log")
         by_policy.setdefault(line.policy, []).append(line)
     if not by_policy:
         raise InputError(f"{path}: holds no answers")
-    if cut:
-        _log.warning("%s: skipped %d lines that were cut, as by a killed server", path, cut)
     if policy is None and len(by_policy) == 1:
         (policy,) = by_policy
     if policy not in by_policy:

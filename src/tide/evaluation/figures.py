@@ -21,11 +21,7 @@ _STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
     "legend.fontsize": 7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
     "lines.markersize": 4.5,
-    "lines.linewidth": 1.2,
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a dollar in a model's name must not begin a formula
 }
@@ -55,10 +51,8 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
                 up = summaries[number].toxicity.get(source, {}).get("max")
                 if up is None:
                     continue
-                look = {**style(number), "ls": "", "elinewidth": 0.8}
-                bars = {"xerr": _bars(x), "yerr": _bars(up)}
-                label = summaries[number].method
-                panel.errorbar(x.value, up.value, **bars, **look, label=label)
+                look = {**style(number), "ls": "", "label": summaries[number].method}
+                panel.errorbar(x.value, up.value, xerr=_bars(x), yerr=_bars(up), **look)
             panel.set_title(wrapped(f"by {titles[source]}", LABEL))
             panel.set_ylabel("avg max toxicity")
             from_zero(panel)
@@ -121,11 +115,9 @@ def legend(figure: Any, axes: Sequence[Any], says: str = "") -> None:
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    longest = max(map(len, entries), default=0)
-    columns = 3 if longest <= 14 else 2 if longest <= 26 else 1
     labels = [wrapped(label, _IN_LEGEND) for label in entries]
-    caption = {"title": textwrap.fill(says, 78), "title_fontsize": 6} if says else {}
-    figure.legend(entries.values(), labels, loc="outside lower center", ncols=columns, **caption)
+    title = {"title": says, "title_fontsize": 6}
+    figure.legend(entries.values(), labels, loc="outside lower center", **title)
 
 
 def _bars(estimate: Estimate) -> list[list[float]] | None:

@@ -136,41 +136,40 @@ class BaselineMethod:
 
     def _batch(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
         # 1. Write. A row fails alone, with the first error of its trials.
-        started, count = time.perf_counter(), len(trials)
-        texts: dict[int, str] = {}
-        for number, row in enumerate(rows):
+        started = time.perf_counter()
+        asked: list[tuple[Row, str]] = []
+        for row in rows:
             try:
-                texts[number] = self._engine.text_of(row.asked)
+                asked.append((row, self._engine.text_of(row.asked)))
             except (InputError, CompletionError) as error:
                 yield row, error
         prompts: list[str] = []
         seeds: list[int] = []
-        for text in texts.values():
+        for _, text in asked:
             for trial in trials:
                 trial_seed = derive_seed(self.settings.seed, text, trial)
                 prompts.append(text)
                 seeds.append(derive_seed(trial_seed, "sampling", 0))
         outcomes = iter(self._generated(prompts, seeds))
-        written: dict[int, list[Generated]] = {}
-        for number in texts:
-            of_row = list(itertools.islice(outcomes, count))
+        written: list[tuple[Row, str, list[Generated]]] = []
+        for row, text in asked:
+            of_row = list(itertools.islice(outcomes, len(trials)))
             generated = [outcome for outcome in of_row if isinstance(outcome, Generated)]
-            if len(generated) == count:
-                written[number] = generated
+            if len(generated) == len(trials):
+                written.append((row, text, generated))
             else:
-                yield rows[number], next(e for e in of_row if isinstance(e, TideError))
+                yield row, next(e for e in of_row if isinstance(e, TideError))
 
         # 2. Score.
         groups = [
-            [Exchange(rows[number].asked, generation.completion.text) for generation in generated]
-            for number, generated in written.items()
+            [Exchange(row.asked, generation.completion.text) for generation in generated]
+            for row, _, generated in written
         ]
         scored = score_groups(self._scorer, groups, is_nearly_empty)
         seconds = (time.perf_counter() - started) / max(1, len(prompts))
 
         # 3. Record.
-        for (number, generated), scores in zip(written.items(), scored, strict=True):
-            row = rows[number]
+        for (row, text, generated), scores in zip(written, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
@@ -193,7 +192,7 @@ class BaselineMethod:
                 for i, (trial, generation) in enumerate(zip(trials, generated, strict=True))
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
-            yield row, Record(id=row.id, prompt=str(texts[number]), trials=records, **about)
+            yield row, Record(id=row.id, prompt=text, trials=records, **about)
 
     def _generated(self, prompts: list[str], seeds: list[int]) -> list[Generated | TideError]:
         """Run the baseline. Raises EngineError if it fails, or breaks its protocol."""
