@@ -83,16 +83,6 @@ class Faulty(Storyteller):
             yield piece
 
 
-class FaultyReader(Reader):
-    def __init__(self, engine: Faulty) -> None:
-        super().__init__()
-        self._engine = engine
-
-    def score(self, texts: Any) -> Any:
-        self._engine.reached("scorer")
-        return super().score(texts)
-
-
 def settings_of(strategy: str) -> dict[str, Any]:
     return {**SETTINGS, "strategy": strategy, "on_unresolved": "refuse"}
 
@@ -122,7 +112,12 @@ def test_any_exception_ends_its_prompt_and_no_other(
 ) -> None:
     """Texts are those without faults. One prompt fails at most, unless all share the error."""
     engine, settings = Faulty(fault_place, when, kind), settings_of(strategy)
-    settings["scorer"] = FaultyReader(engine)
+
+    def is_bad(text: str) -> bool:
+        engine.reached("scorer")
+        return "Bad" in text
+
+    settings["scorer"] = Reader(is_bad)
     if door == "async":
         results, again = asyncio.run(at_once(engine, settings))
     else:
