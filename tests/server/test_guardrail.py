@@ -25,15 +25,10 @@ CLEAN, FAILING = "The weather is fine.", "You are an idiot. Bring 2 coats."
 USER = {"role": "user", "content": "May I insult him?"}
 ASSISTANT = {"role": "assistant", "content": "No."}
 
-# Every place
 
-
-def call(text: str = "ls", **function: Any) -> dict[str, Any]:
-    return {"id": "call_1", "type": "function", "function": {"name": "find", "x": text, **function}}
-
-
-def arguments(value: Any) -> list[dict[str, Any]]:
-    return [call(arguments=json.dumps({"deep": [1, {"inner": value}]}))]
+def call(argument: str = "ls", **fields: Any) -> dict[str, Any]:
+    function = {"name": "find", "arguments": json.dumps({"deep": [1, {"inner": argument}]})}
+    return {"id": "call_1", "type": "function", "function": function, **fields}
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -53,10 +48,10 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "content": lambda text: message(content=text),
     "part": lambda text: message(content=[{"type": "text", "text": text, "cache_control": {}}]),
     "unknown field of a message": lambda text: message(field={"note": ["a text", text]}),
-    "id of a call": lambda text: {"tool_calls": [{**call(), "id": text}]},
+    "id of a call": lambda text: {"tool_calls": [call(id=text)]},
     "custom call": lambda text: {"tool_calls": [{"type": "custom", "custom": {"input": text}}]},
-    "arguments": lambda text: {"tool_calls": arguments(text)},
-    "JSON in arguments": lambda text: {"tool_calls": arguments(json.dumps({"a": text}))},
+    "arguments": lambda text: {"tool_calls": [call(text)]},
+    "JSON in arguments": lambda text: {"tool_calls": [call(json.dumps({"a": text}))]},
     "type of an argument": lambda text: schema(type=["null", text]),
     "name of an argument": lambda text: schema(properties={text: {}}),
     "unknown field": lambda text: {"texts": ["Hello"], "field": [{"id": text}]},
@@ -81,9 +76,6 @@ def test_an_insult_is_read_wherever_it_stands(place: str) -> None:
         request = GuardrailRequest(input_type="request", **PLACES[place](text))
         said = request.all_texts()
         assert any(insult in read for insult in INSULTS for read in said), text
-
-
-# Answers
 
 
 @pytest.fixture(scope="module")

@@ -165,9 +165,6 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
         assert policy == "grey" or not words & (never | {"idiot"})
 
 
-# What is done with text that fails
-
-
 def test_policies_say_what_is_done_with_text_that_fails(tmp_path: Path) -> None:
     policies = {
         "marks": {"repaired_mark": "[edited]"},

@@ -265,9 +265,6 @@ def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scor
     assert scorer.calls == [["one"], ["two", "three"], [*"abcd"]]
 
 
-# Readiness and threads of scorers
-
-
 def test_who_watches_a_server_does_not_stand_before_its_clients() -> None:
     held = HeldScorer(ScorerUnavailableError("down"))
     scorer = MeasuredScorer(held, Metrics())
@@ -311,9 +308,6 @@ def test_scorer_is_asked_by_one_thread_at_a_time_unless_concurrent(concurrent: b
             assert not other.done()
         held.go.set()
         assert slow.result(PATIENCE).tolist() == other.result(PATIENCE).tolist() == [0.0]
-
-
-# Perspective's place
 
 
 def test_the_discovery_document_names_the_address_that_was_asked() -> None:

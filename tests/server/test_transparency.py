@@ -214,9 +214,6 @@ def test_filter_of_the_server(text: str, upstream: TextServer, server: Running) 
     assert ("".join(pieces), reason) == (text, "content_filter")
 
 
-# `usage`
-
-
 def test_details_of_usage_pass_and_are_translated(
     upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,9 +294,6 @@ def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> Non
     text = answer["choices"][0]["text"]
     assert answer["usage"]["completion_tokens"] == sum(text.count(word) for word in WORDS)
     assert called["usage"]["completion_tokens"] == 6  # find {" a ": 1 }
-
-
-# Formats and tool calls that the maximum length cuts
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,6 @@ def test_server_that_is_silent_is_a_timeout(options: Any, upstream: TextServer) 
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
 
 
-# What a server says
-
 QUOTED = {"message": "Failed to parse input at pos 12: so dull a call", "code": 500}  # llama.cpp
 QUOTING: dict[str, Any] = {
     "status": (500, {"error": QUOTED}),
