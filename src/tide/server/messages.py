@@ -34,27 +34,20 @@ class TextBlock(TextPart):
     type: Literal["text"]
 
 
-class Base64Source(Wire):
-    type: Literal["base64"]
-    media_type: Text
-    data: Text
-
-    @property
-    def url(self) -> str:
-        return f"data:{self.media_type};base64,{self.data}"
-
-
-class UrlSource(Wire):
-    type: Literal["url"]
-    url: Text
+class Source(Wire):
+    type: Literal["base64", "url"]
+    media_type: Text = ""
+    data: Text = ""
+    url: Text = ""
 
 
 class ImageBlock(ImagePart):
     type: Literal["image"]
-    source: Base64Source | UrlSource = Field(discriminator="type")
+    source: Source
 
     def image(self) -> dict[str, Any]:
-        return {"url": self.source.url}
+        source = self.source
+        return {"url": source.url or f"data:{source.media_type};base64,{source.data}"}
 
 
 _TextOrImage = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]

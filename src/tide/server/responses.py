@@ -93,21 +93,16 @@ class FunctionTool(Wire):
 
 
 class ChosenTool(Wire):
-    type: Literal["function"]
-    name: Text
+    """A function, or the tools that are allowed."""
+
+    type: Literal["function", "allowed_tools"]
+    tools: Rows[ChosenTool] = Field(default=[])
 
     def for_chat(self) -> dict[str, Any]:
-        return {"type": "function", "function": {"name": self.name}}
-
-
-class AllowedTools(Wire):
-    type: Literal["allowed_tools"]
-    mode: Text
-    tools: Rows[ChosenTool]
-
-    def for_chat(self) -> dict[str, Any]:
-        allowed = [tool.for_chat() for tool in self.tools]
-        return {"type": self.type, self.type: {"mode": self.mode, "tools": allowed}}
+        chosen = dict(self.model_extra or {})  # such as its name
+        if self.tools:
+            chosen["tools"] = [tool.for_chat() for tool in self.tools]
+        return {"type": self.type, self.type: chosen}
 
 
 class TextFormat(Wire):
@@ -119,7 +114,7 @@ class ResponsesRequest(Translated):
     instructions: Text | None = None
     max_output_tokens: MaxTokens = None
     tools: Rows[FunctionTool] = Field(default=[])
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     format: TextFormat | None = Field(None, validation_alias=AliasPath("text", "format"))
     verbosity: Text | None = Field(None, validation_alias=AliasPath("text", "verbosity"))
     effort: Text | None = Field(None, validation_alias=AliasPath("reasoning", "effort"))
@@ -210,7 +205,7 @@ class ResponseShape:
             "usage": None,
         }
         if isinstance(chosen, Wire):
-            self._response["tool_choice"] = chosen.model_dump()
+            self._response["tool_choice"] = chosen.model_dump(exclude_unset=True)
 
     def whole(
         self, sent: Sequence[Sent], usage: dict[str, Any], tide: dict[str, Any]
