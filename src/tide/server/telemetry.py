@@ -59,38 +59,22 @@ class Metrics:
         self._add_histograms(partial(Histogram, namespace="tide", registry=self._registry))
 
     def _add_counters(self, counter: partial[Counter]) -> None:
-        self.requests = counter(
-            "requests",
-            "Requests by status; 499: the client disconnected",
-            ("route", "status"),
-        )
-        self.answers = counter(
-            "answers",
-            "Requests for text by policy, name of the key, and status",
-            ("policy", "key", "status"),
-        )
-        self.reloads = counter(
-            "reloads", "Reloads of the policy file: done or failed", ("outcome",)
-        )
+        # The status of a request whose client has disconnected is 499.
+        self.requests = counter("requests", "Requests", ("route", "status"))
+        self.answers = counter("answers", "Requests for text", ("policy", "key", "status"))
+        self.reloads = counter("reloads", "Reloads of the policy file", ("outcome",))
         self.outcomes = counter("completions", "Completions by outcome", ("outcome",))
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
         self.monitored = counter(
             "monitor_answers",
-            "Monitored answers by outcome: changed or unchanged by enforcing, failed (no score) or "
-            "skipped (too many were waiting); beside: the policy whose shadow is `policy`",
+            "Answers by what enforcing would do; beside: the policy whose shadow is `policy`",
             ("policy", "beside", "outcome"),
         )
-        self.of_policy = counter(
-            "policy_answers",
-            "Answers of an enforced policy: altered (also: withheld) or unaltered",
-            ("policy", "outcome"),
-        )
+        self.of_policy = counter("policy_answers", "Enforced answers", ("policy", "outcome"))
         self.guardrail = counter(
-            "guardrail_answers",
-            "Answers to litellm's guardrail: passed, blocked, failed (no score)",
-            ("policy", "outcome"),
+            "guardrail_answers", "Answers to litellm's guardrail", ("policy", "outcome")
         )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")
         self.failed = counter("scorer_errors", "Failed calls of the scorer", ("kind",))
@@ -98,17 +82,13 @@ class Metrics:
             "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
         )
         self.languages = counter(
-            "unread_answers",
-            "Answers in a language that the scorer does not read; word lists help it",
-            ("language",),
+            "unread_answers", "Answers in a language that the scorer does not read", ("language",)
         )
 
     def _add_gauges(self, gauge: partial[Gauge]) -> None:
         # The scraped process sets it, and what others have set before may no longer hold.
         self.engine_up = gauge(
-            "engine_up",
-            "1 if the model, or the server of a gateway, answers",
-            multiprocess_mode="livemostrecent",
+            "engine_up", "1 if the model answers", multiprocess_mode="livemostrecent"
         )
         total = partial(gauge, multiprocess_mode="livesum")
         self.in_flight = total("requests_in_flight", "Requests not yet fully answered")
@@ -117,24 +97,19 @@ class Metrics:
         self.alter_at_most = highest("policy_alter_at_most", "Budget of altered answers")
         self.altered_share = highest("policy_altered_share", "Share of altered answers")
         self.altered_evidence = highest(
-            "policy_altered_evidence",
-            "Evidence that more answers are altered than the budget allows; from 20 on, a warning",
+            "policy_altered_evidence", "Evidence that the budget is exceeded; from 20 on, a warning"
         )
 
     def _add_histograms(self, histogram: partial[Histogram]) -> None:
         seconds = partial(histogram, buckets=_SECONDS)
         self.seconds = seconds("request_seconds", "Time of a request", ("route",))
-        self.first_text = seconds(
-            "first_text_seconds", "Time to the first text of an answer", ("policy",)
-        )
+        self.first_text = seconds("first_text_seconds", "Time to the first text", ("policy",))
         self.scoring = seconds("scorer_seconds", "Time of a scorer call")
         scores = partial(histogram, buckets=_SCORES)
         self.before = scores("toxicity_before", "Score of the model's own text")
         self.after = scores("toxicity_after", "Score of the returned text")
         self.monitor_score = scores(
-            "monitor_score",
-            "Score of a monitored answer, or of its failing beginning",
-            ("policy", "beside"),
+            "monitor_score", "Score of a monitored answer", ("policy", "beside")
         )
 
     def add(self, answered: Result | Draft) -> None:
