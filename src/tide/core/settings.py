@@ -88,9 +88,13 @@ class Sampling(BaseModel):
         return fields
 
     def limited(self, maximum: int, minimum: int) -> Self:
-        """Return the sampling with other limits of length; unset fields still count as unset."""
-        values = {**dict(self), "max_new_tokens": maximum, "min_new_tokens": minimum}
-        return self.model_construct(_fields_set=self.model_fields_set, **values)
+        """Return the sampling with other limits of length."""
+        return self._changed({"max_new_tokens": maximum, "min_new_tokens": minimum})
+
+    def _changed(self, values: Mapping[str, Any]) -> Self:
+        """Replace fields; those that are unset still count as unset."""
+        changed = {**dict(self), **values}
+        return self.model_construct(_fields_set=self.model_fields_set, **changed)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -283,7 +287,7 @@ class Settings(Sampling):
         return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 
     def for_chat(self, advised: Mapping[str, Any]) -> Settings:
-        """Replace unset fields by the defaults for chats; the fields still count as unset.
+        """Replace unset fields by the defaults for chats.
 
         advised: sampling settings that the model's authors advise; ignored if the temperature is
         set.
@@ -302,9 +306,8 @@ class Settings(Sampling):
         return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
 
     def _with_unset(self, values: Mapping[str, Any]) -> Settings:
-        names = self.model_fields_set
-        unset = {name: value for name, value in values.items() if name not in names}
-        return self.model_construct(_fields_set=names, **{**dict(self), **unset})
+        chosen = self.model_fields_set
+        return self._changed({name: values[name] for name in values.keys() - chosen})
 
 
 def _read_pairs(value: Any) -> list[tuple[str, str]] | None:

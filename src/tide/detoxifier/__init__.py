@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.engines import REGISTRY as ENGINES
+from tide.plugins.options import checked
 from tide.plugins.registry import Registry
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import REGISTRY as STRATEGIES
@@ -21,7 +23,10 @@ REGISTRIES: Final[dict[str, Registry]] = {
 }
 
 
-def register(kind: Kind, name: str, target: Any) -> None:
+@checked
+def register(
+    kind: Kind, name: Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")], target: Any
+) -> None:
     """Register your own engine, scorer, strategy or baseline under a name.
 
         tide.register("scorer", "shouting", shouting)
@@ -40,12 +45,6 @@ def register(kind: Kind, name: str, target: Any) -> None:
         InputError: The kind is unknown, the name is taken or cannot be written in a spec, or the
             target is neither callable nor a text with a colon.
     """
-    if kind not in REGISTRIES:
-        raise InputError(f"kind: {kind!r} is not one of {', '.join(REGISTRIES)}")
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
-        raise InputError(
-            f"name: {name!r} must begin with a letter and hold only letters, digits, '-', '_', '.'"
-        )
     if not callable(target) and not (isinstance(target, str) and ":" in target):
         raise InputError(f"target: expected a class, a function or 'module:Class' (got {target!r})")
     REGISTRIES[kind].add(name, target)

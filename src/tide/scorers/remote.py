@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import random
+import re
 import threading
 import time
 from abc import abstractmethod
@@ -14,7 +15,6 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import (
@@ -63,6 +63,8 @@ _LONGEST_PAUSE = 120.0
 # quota, unless they are given rates of their own.
 _PACES: dict[tuple[str, float], Pace] = {}
 
+# A code in the JSON of an error. Inside of a text, the quotation marks would be escaped.
+_CODE = re.compile(rb'"(?:code|status|errorType|reason)"\s*:\s*"([A-Za-z_]{1,64})"')
 # Error codes that mean that the service would refuse any text.
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
 # Statuses that mean the same. Other statuses, such as 424 (failed inference), may concern one text.
@@ -266,15 +268,7 @@ def url_from(variable: str, default: str) -> str:
 
 def codes_of(reply: Reply) -> list[str]:
     """Return an error reply's codes, but no messages, which may quote the texts or the key."""
-    try:
-        error = from_json(reply.body)["error"]
-        details = [row for row in (error.get("details") or ()) if isinstance(row, dict)]
-        codes = [error.get("code"), error.get("status")]
-        codes += [row.get(key) for row in details for key in ("errorType", "reason")]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return []
-    words = dict.fromkeys(code for code in codes if isinstance(code, str))
-    return [word for word in words if len(word) <= 64 and word.replace("_", "").isalpha()]
+    return list(dict.fromkeys(code.decode() for code in _CODE.findall(reply.body)))
 
 
 def pause_of(reply: Reply) -> float:

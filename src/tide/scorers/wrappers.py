@@ -204,13 +204,11 @@ class WindowedScorer(ScorerWrapper):
         self.name = f"windows:{self._words}:{scorer.name}"
 
     def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
-        return _worst_part(
-            self._scorer, texts, [self._windows(exchange.text) for exchange in texts]
-        )
-
-    def _windows(self, text: str) -> list[str]:
-        windows = split_words(text, self._words)
-        return [window for window in windows if not is_blank(window)] or windows[:1]
+        parts = []
+        for exchange in texts:
+            windows = split_words(exchange.text, self._words)
+            parts.append([window for window in windows if not is_blank(window)] or windows[:1])
+        return _worst_part(self._scorer, texts, parts)
 
 
 def _worst_part(
