@@ -205,7 +205,6 @@ def test_media_type_of_a_page_and_of_a_client(server: Running, kind: str | None)
     ("as_sent", "plain"),
     [
         ({"max_tokens": -1}, {}),
-        ({"max_completion_tokens": -1}, {}),
         ({"max_tokens": 6.0, "seed": 3.0, "n": 2.0}, {"max_tokens": 6, "seed": 3, "n": 2}),
         ({"top_k": 5.0}, {"top_k": 5}),
         ({"temperature": 1e-6}, {"temperature": 0}),

@@ -249,29 +249,24 @@ def test_details_of_usage_pass_and_are_translated(
     assert "prompt_tokens_details" not in server.ask("The weather").json()["usage"]
 
 
-def test_usage_of_a_repaired_text(upstream: TextServer, server: Running) -> None:
-    """The prompt of the last request holds the kept text, so the sum is the server's."""
-    writes(upstream, RUDE, repaired=KIND[5:])
-    answer = server.ask("The weather").json()
-    assert answer["choices"][0]["text"] == "".join(KIND)
-    assert answer["usage"]["total_tokens"] == USAGE["total_tokens"]
-    assert answer["usage"]["completion_tokens"] == len(KIND)
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-def test_usage_is_counted_in_words_if_the_server_fails_to_count(
-    upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch, hangs: bool
+@pytest.mark.parametrize("count", ["works", "fails", "hangs"])
+def test_usage_of_a_repaired_text(
+    upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch, count: str
 ) -> None:
+    """Its tokens are counted in words if the server fails to count them.
+
+    The prompt of the last request holds the kept text, so the sum is the server's.
+    """
     writes(upstream, RUDE, repaired=KIND[5:])
-    if hangs:
+    if count == "hangs":
         monkeypatch.setattr("tide.engines.openai.engine._SECONDS_TO_COUNT", 0.2)
 
     def answer(path: str, body: Any) -> Any:
         # Words to ban are tokenized after a line end.
         is_count = path == "/tokenize" and not body["prompt"].startswith("\n")
-        if not is_count:
+        if not is_count or count == "works":
             return None
-        if hangs:
+        if count == "hangs":
             time.sleep(1)
             return 200, {"tokens": [0] * 99, "count": 99}
         return 500, {"error": "out of memory"}
@@ -280,6 +275,7 @@ def test_usage_is_counted_in_words_if_the_server_fails_to_count(
     whole = server.ask("The weather").json()
     assert whole["choices"][0]["text"] == "".join(KIND)
     assert whole["usage"]["completion_tokens"] == len(KIND)
+    assert whole["usage"]["total_tokens"] == USAGE["total_tokens"]
     events = server.events(prompt="The weather", stream_options={"include_usage": True})
     assert events[-1]["usage"] == whole["usage"]
 
@@ -378,26 +374,24 @@ def test_repair_before_the_filter_of_the_server(upstream: TextServer, server: Ru
 # Other paths, servers that are down or lack a path, connections
 
 
-OF_THE_SERVER = ("/v1/embeddings", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
-
-
 def test_models_embeddings_and_counts_are_the_servers(
     upstream: TextServer, server: Running
 ) -> None:
     vectors = {"data": [{"embedding": [0.5], "index": 0}], "usage": USAGE}
+    paths = ("/v1/embeddings", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
     asked: list[Any] = []
 
     def answer(path: str, body: Any) -> Any:
-        if path in OF_THE_SERVER:
+        if path in paths:
             asked.append(body)
             return 200, vectors
         return (200, {"id": "tiny"}) if path == "/v1/models/tiny" else None
 
     upstream.answer = answer
     body = {"input": "dull", "model": "scripted", "dimensions": 1}
-    for path in OF_THE_SERVER:
+    for path in paths:
         assert server.post(path, body).json() == vectors
-    assert asked == [{**body, "model": "tiny"}] * len(OF_THE_SERVER)
+    assert asked == [{**body, "model": "tiny"}] * len(paths)
     assert server.http.get("/v1/models").json() == {"data": upstream.models}
     assert server.http.get("/v1/models/tiny").json() == {"id": "tiny"}
 
