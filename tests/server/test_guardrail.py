@@ -101,13 +101,10 @@ def answers(server: Running, outcome: str) -> float:
 
 
 def test_an_unknown_attribute_blocks_and_is_named() -> None:
-    class Unknown(FakeScorer):
-        attributes = ("threat",)
+    def unknown(texts: Sequence[str]) -> Attributed:
+        return Attributed(np.zeros(len(texts)), {"threat": np.full(len(texts), np.nan)})
 
-        def score_attributes(self, texts: Sequence[str]) -> Attributed:
-            return Attributed(self.score(texts), {"threat": np.full(len(texts), np.nan)})
-
-    scorer = Unknown(lambda text: 0.0)
+    scorer = FakeScorer(attributes=("threat",), score_attributes=unknown)
     with running(scorer=scorer, thresholds={"threat": 0.5}) as server:
         body = {"input_type": "response", "texts": ["Hello"], "request_data": {}}
         answer = server.post("/beta/litellm_basic_guardrail_api", body).json()

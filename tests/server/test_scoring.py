@@ -122,13 +122,6 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
         assert server.metric("tide_scorer_texts_total") == 7
 
 
-class Down(Attributes):
-    """A service that does not answer."""
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        raise ScorerUnavailableError("down")
-
-
 @pytest.mark.parametrize(
     ("wanted", "status"),
     [
@@ -138,7 +131,11 @@ class Down(Attributes):
     ],
 )
 def test_attribute_that_a_fallback_lacks(wanted: dict[str, Any], status: int) -> None:
-    with running(scorer=FallbackScorer([Down(), ReadingScorer()])) as server:
+    def down(texts: Sequence[str]) -> Attributed:
+        raise ScorerUnavailableError("down")
+
+    first = FakeScorer(attributes=("insult",), score_attributes=down)
+    with running(scorer=FallbackScorer([first, ReadingScorer()])) as server:
         answer = analyze(server, requestedAttributes=wanted)
     assert answer.status_code == status
     if status == 200:
