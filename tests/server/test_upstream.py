@@ -130,7 +130,7 @@ def test_client_is_not_blamed_for_the_key_of_the_gateway(
         assert answer.status_code == 502
         assert answer.headers["x-should-retry"] == "false"
         message = answer.json()["error"]["message"]
-        assert f"refuses the gateway (HTTP {status})" in message
+        assert f"refuses its key (HTTP {status})" in message
         assert "Incorrect API key" not in message
     lines = [text for text in caplog.messages if '"status": 502' in text]
     assert len(lines) == len(answers)

@@ -36,7 +36,7 @@ from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.results import FinishReason, Usage
 from tide.core.sanitize import half_character
-from tide.core.settings import Sampling, Settings, derive_seed
+from tide.core.settings import Sampling, derive_seed
 from tide.core.text import HALF, is_letter
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
@@ -52,6 +52,15 @@ MOST_SPELLINGS = 8
 # bias is never drawn.
 NEVER = -100.0
 
+# Settings, and the capability that an engine needs for them.
+_NEEDS = {
+    "min_new_tokens": "min_new_tokens",
+    "stop": "stop",
+    "repetition_penalty": "repetition_penalty",
+    "server_fields": "server_fields",
+    "tool_calls": "parts",
+    "reasoning": "parts",
+}
 # The parts of an answer without reasoning and tool calls.
 _NO_PARTS = Parts()
 
@@ -154,9 +163,7 @@ def name_of(model: Any) -> str:
         return str(model.name)
     if not hasattr(model, "name_or_path"):
         kind = type(model).__name__
-        raise InputError(
-            f"model: expected a name, a path, an engine or a model of transformers, got {kind}"
-        )
+        raise InputError(f"model: expected a name, a path, an engine or a model, got {kind}")
     return str(model.name_or_path)
 
 
@@ -294,10 +301,7 @@ class Engine(ABC):
         """
         if chat.in_parts and "parts" not in self.capabilities:
             field = next(iter(chat.asked), "messages")
-            raise InputError(
-                f"{field}: only the engine 'openai' takes tools, tool messages and response "
-                "formats; leave the field out"
-            )
+            raise InputError(f"{field}: only the engine 'openai' takes it; leave it out")
         with self._calling("render", CompletionError):
             return self._render(chat)
 
@@ -462,21 +466,13 @@ class Engine(ABC):
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InputError for a sampling option that the engine does not support."""
-        if isinstance(sampling, Settings) and "parts" not in self.capabilities:
-            for name in ("tool_calls", "reasoning"):
-                if getattr(sampling, name) != Settings.model_fields[name].default:
-                    raise InputError(
-                        f"{name}: only the engine 'openai' separates tool calls and reasoning from "
-                        "the scored text; leave it out"
-                    )
-        for name in ("min_new_tokens", "stop", "repetition_penalty", "server_fields"):
-            off = getattr(sampling, name) == Sampling.model_fields[name].default
-            if not off and name not in self.capabilities:
-                other = "openai" if name == "server_fields" else "transformers"
-                raise InputError(
-                    f"{name}: not supported by {type(self).__name__}; leave it at "
-                    f"{Sampling.model_fields[name].default!r}, or use the engine {other!r}"
-                )
+        fields, kind = type(sampling).model_fields, type(self).__name__
+        for name, capability in _NEEDS.items():
+            if capability in self.capabilities or name not in fields:
+                continue
+            default = fields[name].default
+            if getattr(sampling, name) != default:
+                raise InputError(f"{name}: not supported by {kind}; leave it at {default!r}")
 
     @property
     def has_embeddings(self) -> bool:

@@ -78,10 +78,8 @@ class EmbeddingEngine(Engine):
 
     def _render(self, chat: Chat) -> Rendered:
         if not self.has_chat_template:
-            raise InputError(
-                f"messages: the model {self.name} has no chat template; give a text, or use a "
-                "model that was trained on chats, such as the bundled pocket-chat"
-            )
+            problem = "has no chat template; give a text"
+            raise InputError(f"messages: the model {self.name} {problem}")
         if not self.tokenizer.is_fast:
             problem = "does not give the positions of its tokens in the text"
             raise InputError(f"messages: the tokenizer of {self.name} {problem}")
@@ -105,10 +103,8 @@ class EmbeddingEngine(Engine):
         control = next((i for i in ids if i in self._special_ids), None)
         if control is not None:
             token = self.tokenizer.convert_ids_to_tokens(control)
-            raise InputError(
-                f"messages: the {role} message contains {token!r}, a control token of the model "
-                f"{self.name}; leave it out"
-            )
+            problem = f"contains {token!r}, a control token of the model; leave it out"
+            raise InputError(f"messages: the {role} message {problem}")
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
         """Return a chat's token ids, and which user message holds each (`Rendered.spans_of`)."""
@@ -142,10 +138,8 @@ class EmbeddingEngine(Engine):
 
     def check_ids(self, token_ids: Sequence[int]) -> None:
         if (outside := self._outside(token_ids)) is not None:
-            raise EngineError(
-                f"model {self.name}: token id {outside!r} is not in its vocabulary of "
-                f"{self._size}; is its tokenizer or server for another model?"
-            )
+            problem = f"token id {outside!r} is not in its vocabulary of {self._size}"
+            raise EngineError(f"model {self.name}: {problem}")
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
         super().check_prompt(prompt, new_tokens)

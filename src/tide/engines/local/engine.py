@@ -213,10 +213,8 @@ class TransformersEngine(EmbeddingEngine):
                 raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
             worst = float((by_ids.logits - by_embeddings.logits).abs().max())
             if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
-                raise EngineError(
-                    f"model {self.name}: token ids and their embeddings give different logits (by "
-                    f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
-                )
+                problem = "token ids and their embeddings give different logits"
+                raise EngineError(f"model {self.name}: {problem} (by {worst:.3g})")
             self.forward.plain = self.forward.plain and reads_alike(self.forward, embeddings[0])
             if not self.forward.plain and not reads_alike(self.forward, embeddings[0]):
                 _LOG.warning(
