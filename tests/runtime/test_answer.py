@@ -15,6 +15,7 @@ from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, ne
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import (
+    DeadlineError,
     InputError,
     PromptRefusedError,
     ScorerBrokenError,
@@ -136,13 +137,14 @@ def test_a_late_search_ends_with_the_best_it_has() -> None:
     whole = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide")(PROMPTS[2]).best
     assert len(whole.trace) > 3
     engine = scripted_engine(on_write=slow)
-    late = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", deadline=0.3)(
-        PROMPTS[2]
-    ).best
+    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", deadline=0.3)
+    late = detox(PROMPTS[2]).best
     assert late.trace == whole.trace[: len(late.trace)]
     assert 0 < len(late.trace) <= 3
     assert late.toxicity == min(evaluation.toxicity for evaluation in late.trace)
     assert late.accepted == (late.toxicity < 0.5)
+    with pytest.raises(DeadlineError, match="no text was scored"):
+        detox(PROMPTS[2])
 
 
 @pytest.mark.parametrize("strategy", ["backtrack", "random-walk", "resample"])

@@ -119,6 +119,7 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert feed(answer, [0.1, 0.6, 0.1, 0.1]) is None
     assert answer.passed == 4
     assert feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1]) == failure
+    assert feed(watch(lag=2), [0.1, 0.6, 0.7, 0.1]) is None
     assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == failure
     # At the end of the text there is nothing to wait for.
     assert feed(watch(lag=5), [0.1, 0.6]) == failure

@@ -48,6 +48,7 @@ def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
         assert re.fullmatch(prefix + name, scorer.name)
         if "," in name:
             assert adapted(scorer).attributes == ("Hate-Speech", "offensive")
+            assert adapted(scorer).highest_of == ()
             assert attribute(scores, "offensive") == pytest.approx(both[:, 1], abs=1e-5)
             assert scorer.score([]).shape == (0,)
         else:
@@ -59,6 +60,7 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     expected = logits(folder).sigmoid().numpy()
     scorer = load_scorer(f"hf:{folder}")
     assert adapted(scorer).attributes == ("toxic", "insult", "other")
+    assert adapted(scorer).highest_of == ("toxic", "insult")
     scores = score_texts(scorer, TEXTS)
     assert scores.values == pytest.approx(expected[:, :2].max(-1), abs=1e-5)
     assert attribute(scores, "other") == pytest.approx(expected[:, 2], abs=1e-5)
