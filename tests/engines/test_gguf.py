@@ -93,23 +93,19 @@ def test_it_is_converted_once_and_known_by_its_folder(
         source_of(file)  # a file that has changed is another model
 
 
-# RoPE scaling of Llama 3 in the config of a folder.
-_LLAMA_3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
     """The file holds the numbers by which the frequencies are divided."""
     folder, file = tmp_path / "scaled", tmp_path / "scaled.gguf"
     shutil.copytree(pocket.CHAT, folder)
     fields = json.loads((folder / "config.json").read_text())
-    fields["rope_parameters"] |= _LLAMA_3
+    fields["rope_parameters"] |= {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     (folder / "config.json").write_text(json.dumps(fields))
     config = AutoConfig.from_pretrained(folder)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, CPU)
