@@ -166,9 +166,7 @@ def dockerfile() -> dict[str, str]:
 def test_dockerfile_sets_a_user_and_no_secret() -> None:
     instructions = dockerfile()
     assert instructions["USER"] == "10001"
-    assert "/health" in instructions["HEALTHCHECK"]
     assert "KEY" not in instructions["ENV"]
-    assert json.loads(instructions["ENTRYPOINT"]) == ["tide", "serve"]
     copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     for source in " ".join(copied).split():

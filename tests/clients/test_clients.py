@@ -49,15 +49,13 @@ def test_langchain(url: str) -> None:
     assert len(model.batch(["Hello", "there"])) == 2
 
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather in a town.",
-        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
-    },
-}
+def weather(town: str) -> str:
+    """The weather in a town."""
+    return f"sunny in {town}"
+
+
 TOWNS = [{"town": "Oslo"}, {"town": "Bergen"}]
+LAST = "It is sunny in Oslo and sunny in Bergen."
 
 
 def test_langchain_with_tools(tools_url: str) -> None:
@@ -65,23 +63,20 @@ def test_langchain_with_tools(tools_url: str) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
 
     model = langchain.ChatOpenAI(model="tiny", base_url=f"{tools_url}/v1", api_key=KEY)
-    bound, said = model.bind_tools([WEATHER]), [HumanMessage("Hello there")]
+    bound, said = model.bind_tools([weather]), [HumanMessage("Hello there")]
     answer = bound.invoke(said)
     assert answer.response_metadata["finish_reason"] == "tool_calls"
     first, *parts = bound.stream(said)
     for part in parts:
         first = first + part
-    for one in (answer, first):
-        assert [(call["name"], call["args"]) for call in one.tool_calls] == [
-            ("weather", town) for town in TOWNS
-        ]
+    for whole in (answer, first):
+        assert [call["name"] for call in whole.tool_calls] == ["weather", "weather"]
+        assert [call["args"] for call in whole.tool_calls] == TOWNS
     results = [
-        ToolMessage(f"sunny in {call['args']['town']}", tool_call_id=call["id"])
-        for call in answer.tool_calls
+        ToolMessage(weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls
     ]
-    last = bound.invoke([*said, answer, *results])
-    assert last.content == "It is sunny in Oslo and sunny in Bergen."
-    assert "".join(part.content for part in bound.stream([*said, first, *results])) == last.content
+    assert bound.invoke([*said, answer, *results]).content == LAST
+    assert "".join(part.content for part in bound.stream([*said, first, *results])) == LAST
 
 
 def test_openai_agents_with_tools(tools_url: str) -> None:
@@ -89,26 +84,21 @@ def test_openai_agents_with_tools(tools_url: str) -> None:
     openai = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
 
-    def weather(town: str) -> str:
-        """The weather in a town."""
-        return f"sunny in {town}"
-
     client = openai.AsyncOpenAI(base_url=f"{tools_url}/v1", api_key=KEY)
     model = agents.OpenAIResponsesModel(model="tiny", openai_client=client)
     agent = agents.Agent(name="Guide", model=model, tools=[agents.function_tool(weather)])
-    expected = "It is sunny in Oslo and sunny in Bergen."
 
     async def run() -> None:
         whole = await agents.Runner.run(agent, "Hello there")
-        assert whole.final_output == expected
+        assert whole.final_output == LAST
         assert whole.context_wrapper.usage.total_tokens > 0
         stream = agents.Runner.run_streamed(agent, "Hello there")
         deltas = []
         async for event in stream.stream_events():
             if event.type == "raw_response_event":
                 deltas.append(getattr(event.data, "delta", ""))
-        assert stream.final_output == expected
-        assert "".join(deltas).endswith(expected)
+        assert stream.final_output == LAST
+        assert "".join(deltas).endswith(LAST)
 
     asyncio.run(run())
 
