@@ -32,6 +32,23 @@ def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     assert "-    (empty)" in printed
 
 
+def test_a_text_that_failed_is_labelled_in_parentheses() -> None:
+    printed = shown(0.1, text="and he", toxicity=0.2, accepted=False)
+    assert "and he (not accepted)" in printed
+    printed = shown(0.1, text="", base_text="a", toxicity=0.2, accepted=False, refused=True)
+    assert "0.20 (withheld)" in printed
+    assert "(empty)" not in printed
+
+
+def test_summary_says_how_many_completions_it_counts() -> None:
+    run = search_run("tide", prompts=3, trials=2)
+    for number in range(3):
+        changed(run, number, accepted=False)
+    table = summary_table(run.records, scorer=("a", 0.5), judges=[], seconds=1.0)
+    counts = dict(zip(table.columns[0].cells, table.columns[2].cells, strict=True))
+    assert [counts[name] for name in ("prompts", "completions", "not accepted")] == ["3", "6", "6"]
+
+
 def test_summary_has_no_share_of_partial_texts() -> None:
     """Of an answer repaired while it was written, only a part of the original exists."""
     run = search_run("tide", prompts=1)

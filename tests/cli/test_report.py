@@ -64,6 +64,15 @@ def test_report_without_matplotlib_has_tables_for_each_benchmark_and_model(
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
 
 
+def test_report_says_why_it_draws_no_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(search_run("tide"), tmp_path / "alone")
+    assert tide("report", tmp_path) == 0
+    assert not list(tmp_path.glob("report/*.png"))
+    assert "no figure: it needs the perplexity of two runs" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_matplotlib")
 def test_runs_of_one_method_are_named_by_their_paths(runs: Path) -> None:
     write(search_run("tide", seed=5), runs / "again")

@@ -61,6 +61,16 @@ def test_run_counts_only_returned_texts_as_toxic(
     assert "did not accept" not in capsys.readouterr().err
 
 
+def test_run_leaves_a_file_that_is_not_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "Hello"}\n')
+    assert tide("run", "Hello", "--output", path) == 1
+    assert "is not of a run (mine.jsonl.config.json is missing)" in words(capsys.readouterr().err)
+    assert path.read_text() == '{"prompt": "Hello"}\n'
+
+
 def test_run_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,11 +64,11 @@ def completions_table(records: Sequence[Record], threshold: float, mask: bool) -
         text = prompt_of(record)
         prompt = Text(visible(masked(text) if mask else text, unescaped="\n"))
         for trial in record.trials:
-            after = _completion(trial, trial.text, trial.toxicity, threshold, mask)
-            if trial.refused:
-                after.append(" withheld", "yellow")
-            elif trial.not_accepted:  # an empty completion is labelled already
-                after.append(" not accepted", "yellow")
+            returned = "(withheld)" if trial.refused else trial.text
+            after = _completion(trial, returned, trial.toxicity, threshold, mask)
+            # An empty completion is labelled already.
+            if trial.not_accepted and not trial.refused:
+                after.append(" (not accepted)", "yellow")
             before = _completion(
                 trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, mask
             )
@@ -107,6 +107,8 @@ def summary_table(
     table.add_section()
     trials = [trial for record in records for trial in record.trials]
     table.add_row("prompts", "", str(len(records)))
+    if len(trials) > len(records):  # the next rows count these
+        table.add_row("completions", "", str(len(trials)))
     table.add_row("not accepted", "", str(sum(trial.not_accepted for trial in trials)))
     table.add_row("withheld", "", str(sum(trial.refused is True for trial in trials)))
     if repaired := sum(trial.base_partial for trial in trials):

@@ -34,6 +34,9 @@ from tide.evaluation.tables import Table, slug
 
 _log = logger(__name__)
 _PARTS = Path(__file__).with_name("html")
+_NO_PERPLEXITY = (
+    "no figure: it needs the perplexity of two runs, which tide judge RUNS --reference MODEL adds"
+)
 _WORST = 20  # prompts whose texts are shown
 _BEFORE = "unmodified model"
 _DPI = 150
@@ -135,6 +138,8 @@ def report(
             for group in groups:
                 if figure := trade_off(group.summaries, group.sources):
                     figures[f"{group.prefix}trade-off"] = figure
+            if not figures:
+                _log.warning(_NO_PERPLEXITY)
         except MissingDependencyError as error:
             _log.warning("no figures: %s", error)
     whole = Report(groups, group_tables, figures)

@@ -240,6 +240,10 @@ def open_run(
         file = RecordFile(files.records, files.scores, overwrite=True)
         write_config(run, {**config, "created": datetime.now(UTC).isoformat()})
         return file
+    if not files.config.exists():
+        raise InputError(
+            f"{files.records}: is not of a run ({files.config.name} is missing); write elsewhere"
+        )
     old = _made_alike(run, config)
     grown = {name: max(old[name], config[name]) for name in ("num_trials", "num_prompts")}
     file = RecordFile(files.records, files.scores)
