@@ -52,7 +52,7 @@ def test_heads_of_every_architecture(kind: str) -> None:
 
 def test_find_heads_refuses_unknown_layout(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
-    with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each of"):
+    with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each layer"):
         find_heads(model, "mamba")
 
 

@@ -150,7 +150,7 @@ def test_max_batch_limits_sequences_of_a_pass(gpt2: World, monkeypatch: pytest.M
     ("name", "long", "message"),
     [
         *((name, "x" * 60, "exceed the context of 64") for name in ("dapt", "pplm", "reversal")),
-        ("self-debias", "x" * 57, "including the baseline's"),
+        ("self-debias", "x" * 57, "with the baseline's"),
     ],
 )
 def test_baseline_refuses_prompts_that_do_not_fit(

@@ -110,5 +110,5 @@ def test_fit_of_an_auxiliary_model(
     assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
     other = save_causal_lm(tmp_path / "other", "gpt2", word_marks=True)
     assert tide("fit", "gedi", *command, "--auxiliary", other) == 1
-    assert "vocabulary mismatch" in capsys.readouterr().err
+    assert "does not have the model's vocabulary" in capsys.readouterr().err
     assert not (out / "gedi").exists()

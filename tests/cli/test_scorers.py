@@ -178,4 +178,4 @@ def test_threshold_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert tide("threshold", log, "--alter-at-most", "0.02") == 0
     assert "toxicity_threshold: 0.06" in capsys.readouterr().out
     assert tide("threshold", log, "--alter-at-most", "0.002") == 1
-    assert "1497 answers can, if none of them is" in capsys.readouterr().err
+    assert "1497 answers can show it, if none of them is" in capsys.readouterr().err

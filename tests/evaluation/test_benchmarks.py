@@ -65,7 +65,7 @@ def test_unknown_or_missing_benchmark(here: Path) -> None:
         ("rpt", r"unknown benchmark 'rpt'; did you mean 'rtp'\?"),
         ("x", "unknown benchmark 'x'; known: rtp, attaq, bold;"),
         ("none.jsonl", "no such file"),
-        ("rtp", r"rtp_.* not found: run `tide data get rtp`, or put it"),
+        ("rtp", r"rtp_.* not found in TIDE_DATA or data: run `tide data get rtp`"),
     ):
         with pytest.raises(InputError, match=message):
             load_benchmark(name)

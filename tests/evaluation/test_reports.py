@@ -65,7 +65,7 @@ def test_page_shows_the_worst_twenty_prompts() -> None:
     judged = record.trials[0].base_judge_scores[JUDGE]
     expected = ["0.73", format_score(judged, judged <= 0.5), "a r*** text 29"]
     assert rows["unmodified model"] == expected
-    scores = record.max_toxicity, record.worst.judge_scores[JUDGE]
+    scores = record.worst.toxicity, record.worst.judge_scores[JUDGE]
     assert rows["tide"][:2] == [format_score(score, score <= 0.5) for score in scores]
 
 

@@ -42,7 +42,7 @@ def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
     written = collect(tmp_path / "checkout", tmp_path / "paper")
     assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in folders)
     (runs,) = imported(tmp_path / "paper" / "recorded", tmp_path / "runs").values()
-    largest = {run_read.name: run_read.records[0].max_toxicity for run_read in runs}
+    largest = {run_read.name: run_read.records[0].worst.toxicity for run_read in runs}
     assert [largest[name] for name in folders] == [0.0, 0.1, 0.2, 0.3]
     with pytest.raises(InputError, match=r"no files tide/<model>/rtp\.json; is this"):
         collect(tmp_path, tmp_path / "paper")

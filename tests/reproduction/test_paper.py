@@ -35,7 +35,7 @@ def test_repeated_ids_give_way_to_places(tmp_path: Path) -> None:
     rows = [to_published(record(number, [0.2, 0.4])) for number in (0, 1, 0, 1)]
     path = tmp_path / "x.json"
     path.write_text(json.dumps([row | {"max_toxicity": 0.99} for row in rows]))
-    read = [(entry.id, entry.max_toxicity) for entry in paper.published(path)]
+    read = [(entry.id, entry.worst.toxicity) for entry in paper.published(path)]
     assert read == [(0, 0.4), (1, 0.4), (2, 0.4), (3, 0.4)]
 
 

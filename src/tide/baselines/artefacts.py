@@ -64,10 +64,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     """
     command = f"tide fit {kind} --model {name} --data FILE --out FOLDER"
     if artefacts is None:
-        raise InputError(
-            f"baseline {kind}: needs an artefact; give --artefacts FOLDER, the folder that "
-            f"{command} wrote"
-        )
+        raise InputError(f"baseline {kind}: needs --artefacts FOLDER, made by {command}")
     folder = Path(artefacts) / kind
     with guarded(InputError, f"baseline {kind}: {folder} cannot be read; make it with {command}"):
         note, weights = ((folder / file).read_bytes() for file in _FILES)
@@ -77,9 +74,8 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
         raise InputError(f"baseline {kind}: {folder} holds no artefact of this baseline ({FORMAT})")
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
-            f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, and the "
-            f"weights of {name!r} are different; fit again with {command} "
-            "(for --dtype float16 with this option, too)"
+            f"baseline {kind}: {folder} was fitted for {info.get('model')!r}; the weights of "
+            f"{name!r} differ (or --dtype does); fit again with {command}"
         )
     for tensor_name, tensor in tensors.items():
         if not tensor.isfinite().all():

@@ -109,9 +109,8 @@ def find_heads(model: Any, name: str) -> Heads:
         if len(projections) == len(stack):
             return Heads(projections, int(config.num_attention_heads))
     raise EngineError(
-        f"model {name}: has an unknown layer layout; each of its {config.num_hidden_layers} layers "
-        f"needs an attention module ({', '.join(_ATTENTIONS)}) with an output projection "
-        f"({', '.join(_PROJECTIONS)})"
+        f"model {name}: has an unknown layer layout; each layer needs an attention module "
+        f"({', '.join(_ATTENTIONS)}) with an output projection ({', '.join(_PROJECTIONS)})"
     )
 
 
@@ -266,10 +265,7 @@ class Destein(DecodingBaseline):
         """
         pairs = task.train.pairs[:_PAIRS]
         if len(pairs) < _PAIRS:
-            raise InputError(
-                f"data: holds {len(task.data.pairs)} pairs of 'toxic' and 'neutral' texts; "
-                f"at least {2 * _PAIRS} are needed"
-            )
+            raise InputError(f"data: needs {2 * _PAIRS} pairs of 'toxic' and 'neutral' texts")
         sides = (
             _means(task, [pair.toxic for pair in pairs], Reversal.negative),
             _means(task, [pair.neutral[0] for pair in pairs], Reversal.positive),

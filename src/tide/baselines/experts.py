@@ -120,11 +120,8 @@ class Dapt(DecodingBaseline):
 
     def drawn_from(self) -> Reader:
         if auxiliary := self.artefact.info.get("auxiliary"):
-            raise InputError(
-                f"baseline {self.kind}: its artefact was fitted on the smaller model "
-                f"{auxiliary!r}, and this baseline needs an update of the model itself; fit "
-                "without --auxiliary"
-            )
+            problem = f"its artefact was fitted on {auxiliary!r}; fit without --auxiliary"
+            raise InputError(f"baseline {self.kind}: {problem}")
         return self.fitted_reader(self.part, self.options.scale)
 
 

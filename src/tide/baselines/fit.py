@@ -278,10 +278,7 @@ def _fit(
     if (auxiliary := note["auxiliary"]) is not None:
         auxiliary_tokenizer, trained = load(auxiliary)
         if auxiliary_tokenizer.get_vocab() != tokenizer.get_vocab():
-            raise InputError(
-                f"vocabulary mismatch: the tokens of {auxiliary!r} differ from those of "
-                f"{note['model']!r}; an auxiliary model must share the model's vocabulary"
-            )
+            raise InputError(f"auxiliary: {auxiliary!r} does not have the model's vocabulary")
         info["auxiliary_fingerprint"] = fingerprint(trained)
     task = FitTask(
         note["model"],

@@ -87,10 +87,8 @@ class Companion:
         for number, x in enumerate(texts):
             length = rows[number // copies].request.sampling.max_new_tokens
             if context is not None and len(x) + length > context:
-                raise CompletionError(
-                    f"{len(x)} tokens (including the baseline's) + {length} new ones exceed the "
-                    f"context of {context}"
-                )
+                needed = f"{len(x)} tokens (with the baseline's) + {length} new ones"
+                raise CompletionError(f"{needed} exceed the context of {context}")
         with self.reader.hooks():
             self.stream.enter(texts)
         self.rows += rows
@@ -181,9 +179,8 @@ class SteeredLane(Lane):
             scores = self.sampler.warp(scores)
         shifted = self.shift(scores)
         if shifted.shape != scores.shape:  # it would draw the tokens of other columns
-            raise EngineError(
-                f"shift: returned shape {tuple(shifted.shape)}, not {tuple(scores.shape)}"
-            )
+            expected = tuple(scores.shape)
+            raise EngineError(f"shift: returned shape {tuple(shifted.shape)}, not {expected}")
         if self._shift_first:
             shifted = self.sampler.warp(shifted)
         return self.sampler.draw(shifted)

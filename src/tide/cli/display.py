@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tide.core.results import format_score
 from tide.core.sanitize import visible
-from tide.data.records import Record, TrialRecord, all_or_none
+from tide.data.records import Record, TrialRecord
 from tide.evaluation.console import ERRORS, CleanConsole, masked
 
 OUTPUT = CleanConsole(markup=False, emoji=False, highlight=False)
@@ -127,22 +127,22 @@ def _toxic_shares(
     records: Sequence[Record], judge: str | None, threshold: float
 ) -> tuple[str, str]:
     """Return the shares of toxic prompts before and after, by a judge or (None) by the scorer."""
-    before: list[list[float] | None] = []
-    after: list[list[float] | None] = []
+    before: list[list[float | None]] = []
+    after: list[list[float | None]] = []
     for record in records:
-        before.append(all_or_none(trial.base_score(judge) for trial in record.trials))
+        before.append([trial.base_score(judge) for trial in record.trials])
         returned = [trial for trial in record.trials if not trial.refused]
         if judge is None:
             after.append([trial.toxicity for trial in returned])
         else:
-            after.append(all_or_none(trial.judge_scores.get(judge) for trial in returned))
+            after.append([trial.judge_scores.get(judge) for trial in returned])
     return _share(before, threshold), _share(after, threshold)
 
 
-def _share(scores: Sequence[list[float] | None], threshold: float) -> str:
+def _share(scores: Sequence[list[float | None]], threshold: float) -> str:
     """Return the share of prompts with a toxic completion; "-" unless all prompts have scores."""
-    known = [of_prompt for of_prompt in scores if of_prompt is not None]
-    if len(known) < len(scores):
+    known = [[score for score in of_prompt if score is not None] for of_prompt in scores]
+    if known != scores:
         return "-"
     return f"{fmean(any(score >= threshold for score in of_prompt) for of_prompt in known):.3f}"
 

@@ -117,7 +117,7 @@ def run(
             records = _print(method, rows, loaded, errors, shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
-            described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
+            described = describe(model, engine, engine_options or {}, detoxifier.engine)
             job = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars())
             records = _record(method, output, job, errors)
 

@@ -207,11 +207,9 @@ def threshold(
     choice = assessment.choose_threshold(scores, alter_at_most)
     needed = assessment.answers_needed(alter_at_most)
     if choice is None:
-        always = sum(score >= assessment.THRESHOLDS[0] for score in scores)
         raise InputError(
-            f"{log}: {always} of {len(scores)} answers would be altered at any threshold; this "
-            f"cannot show that at most {alter_at_most:g} are; {needed} answers can, if none of "
-            "them is"
+            f"{log}: too many of {len(scores)} answers would be altered at any threshold, or these "
+            f"are too few; {needed} answers can show it, if none of them is"
         )
     note = f"; {unscored} failed or skipped answers do not count" if unscored else ""
     ERRORS.print(

@@ -359,8 +359,7 @@ def _prepare_workers(count: int, engine: str) -> None:
         return
     if engine not in ("openai", "none"):
         raise InputError(
-            f"--workers {count}: engine {engine} runs its model in one process; serve the model by "
-            "vLLM or another server, and set --engine openai --base-url http://HOST:PORT"
+            f"--workers {count}: engine {engine} runs its model in one process; use --engine openai"
         )
     os.environ[_METRICS] = tempfile.mkdtemp(prefix="tide-metrics-")
 

@@ -100,9 +100,8 @@ def writing(path: Path) -> Iterator[Path]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise InputError(
-                f"{path}: another process is writing to it; wait until it ends, or write elsewhere"
-            ) from None
+            problem = "another process is writing to it; wait, or write elsewhere"
+            raise InputError(f"{path}: {problem}") from None
     try:
         yield real
     finally:

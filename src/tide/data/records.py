@@ -162,19 +162,9 @@ class Record(_Frozen):
         return self.prompt if self.messages is None else Chat.of(self.messages)
 
     @property
-    def max_toxicity(self) -> float:
-        return max(trial.toxicity for trial in self.trials)
-
-    @property
     def worst(self) -> TrialRecord:
         """The first of the most toxic trials."""
         return max(self.trials, key=lambda trial: trial.toxicity)
-
-    @property
-    def seconds(self) -> float | None:
-        """The time of all trials, if it is known."""
-        times = all_or_none(trial.seconds for trial in self.trials)
-        return None if times is None else sum(times)
 
     def first(self, num_trials: int) -> Record:
         """Return the record without its later trials."""
@@ -187,13 +177,6 @@ class Record(_Frozen):
             to_json({**about, **trial.model_dump(exclude_defaults=True)}) + b"\n"
             for trial in self.trials
         ]
-
-
-def all_or_none(values: Iterable[T | None]) -> list[T] | None:
-    """Return the values, or None if any value is None."""
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return known if len(known) == len(listed) else None
 
 
 def to_record(

@@ -65,10 +65,7 @@ def load_benchmark(
             if span:
                 rows = [rows[number - 1] for number in positions(name, span, len(rows))]
             return Benchmark(name, file.name, rows[:limit])
-    raise InputError(
-        f"{source.file} not found: run `tide data get {known}`, or put it into a folder and set "
-        "TIDE_DATA to that folder"
-    )
+    raise InputError(f"{source.file} not found in TIDE_DATA or data: run `tide data get {known}`")
 
 
 def open_benchmark(

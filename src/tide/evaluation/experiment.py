@@ -18,7 +18,6 @@ from tide.core.fingerprints import code_digest
 from tide.data.files import writing
 from tide.data.records import RecordFile, RecordId
 from tide.data.texts import Row
-from tide.engines import REGISTRY as ENGINES
 from tide.engines import load_engine
 from tide.engines.base import Engine, name_of
 from tide.evaluation.benchmarks import Benchmark, load_protocol, open_benchmark
@@ -59,8 +58,6 @@ Failed = dict[RecordId, TideError]
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
 # Engine options that change the output; the other options set where and how fast the engine runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
-# Engines that read no weights in this process.
-_SERVED = ("openai", "none", "OpenAIEngine", "NoEngine")
 
 
 def evaluate(
@@ -129,8 +126,7 @@ def evaluate(
                 loaded = model
             else:
                 loaded = opened.enter_context(load_engine(engine, model, **options))
-            named = model if isinstance(model, str | Path) else loaded
-            described = describe(named, engine, options, loaded.dtype)
+            described = describe(model, engine, options, loaded)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
@@ -186,10 +182,7 @@ def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
         if isinstance(method, str):
             specs += alternatives(method, "--methods")
         elif not isinstance(method, type) or "<locals>" in method.__qualname__:
-            raise InputError(
-                "methods: expected specs, or classes at the top level of a module or notebook "
-                f"(got {method!r})"
-            )
+            raise InputError(f"methods: expected specs, or classes of a module (got {method!r})")
         else:
             specs.append(f"{method.__module__}:{method.__qualname__}")
     return specs
@@ -272,24 +265,26 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
 
 
 def describe(
-    model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
+    model: str | Path | Engine | Module, engine: str, options: Mapping[str, Any], loaded: Engine
 ) -> dict[str, Any]:
-    """Describe, for a run's configuration, the model and engine that determine the completions."""
-    code = code_digest(type(model) if isinstance(model, Engine) else ENGINES.load(engine))
-    in_memory = getattr(model, "weights", None)
-    if isinstance(model, Engine):
-        model, engine = model.name, type(model).__name__
+    """Describe, for a run's configuration, the model and engine that determine the completions.
+
+    loaded: the engine that runs `model`.
+    """
+    if not isinstance(model, str | Path):
+        model, engine = loaded.name, type(loaded).__name__
     described: dict[str, Any] = {
         "model": str(model),
         "engine": engine,
-        "dtype": str(dtype or "").removeprefix("torch."),
+        "dtype": str(loaded.dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
-        "engine_code": code,
+        "engine_code": code_digest(type(loaded)),
         "engine_options": {option: options.get(option) for option in _DECIDING},
     }
-    if engine not in _SERVED:
+    if loaded.in_process:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
+        in_memory = getattr(loaded, "weights", None)
         described["weights"] = in_memory or weights_of(str(model), options.get("revision"))
     return described
 
@@ -337,8 +332,7 @@ def _judge(
         before = judges_so_far.get(judge.scorer.name, judge.config)
         if before.get("code") != judge.config.get("code"):
             raise InputError(
-                f"{path}: has scores by other code of the judge {judge.scorer.name}; give the "
-                "judge another name, or start again with --overwrite"
+                f"{path}: has scores by other code of {judge.scorer.name}; rename the judge"
             )
         config["judges"] = list((judges_so_far | {judge.scorer.name: judge.config}).values())
         write_config(path, config)
@@ -369,10 +363,7 @@ def _references(names: str | Sequence[str], model: str, progress: Progress) -> l
     for name in _listed(names):
         reference = reference_named(name, model)
         if reference is None:
-            progress.say(
-                f"no perplexity: no larger model of the family of {model} is known; pass a model "
-                "with --reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
-            )
+            progress.say(f"no perplexity: no larger model like {model} is known; see --reference")
         elif reference != "none":
             usable.append(reference)
     return list(dict.fromkeys(usable))

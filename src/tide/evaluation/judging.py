@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from tide.core.errors import InputError, ScorerError, TideError
+from tide.core.errors import CompletionError, InputError, ScorerError, TideError
 from tide.data.records import (
     JudgeScore,
     Likelihood,
@@ -75,10 +75,7 @@ def open_scorers(
     for named in opened:
         name, source = named.scorer.name, named.spec or named.scorer
         if seen.setdefault(name, source) != source:
-            raise InputError(
-                f"{option}: two scorers have the same name, {name}: {seen[name]} and {source}; "
-                "change the name of one"
-            )
+            raise InputError(f"{option}: two scorers have the name {name}; rename one")
     return opened
 
 
@@ -211,17 +208,12 @@ class Reference:
             whole[len(prompt) :] if text and whole[: len(prompt)] == prompt else alone
             for text, prompt, whole, alone in zip(texts, prompts, joint, apart, strict=True)
         ]
-        limit = self._engine.context_length
-        ids = list(zip(prompts, completions, strict=True))
-        for prompt, completion in ids:
-            if limit is not None and len(prompt) + len(completion) > limit:
-                raise InputError(
-                    f"reference {self.name}: a prompt of {len(prompt)} tokens and its completion "
-                    f"of {len(completion)} exceed the context of {limit} tokens; "
-                    "choose another reference with --reference"
-                )
+        ids = zip(prompts, completions, strict=True)
         with_tokens = [(prompt, completion) for prompt, completion in ids if completion]
-        measured = iter(self._engine.portal.run(self._engine.log_likelihoods, with_tokens))
+        try:
+            measured = iter(self._engine.portal.run(self._engine.log_likelihoods, with_tokens))
+        except CompletionError as error:
+            raise InputError(f"reference {self.name}: {error}; choose another one") from None
         likelihoods = []
         for completion in completions:
             value = -next(measured) if completion else math.nan

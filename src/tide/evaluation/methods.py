@@ -62,10 +62,11 @@ class SearchMethod:
         base: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
+        loaded = load_strategy(settings.strategy)
         self.config: dict[str, Any] = {
             "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
-            "strategy_options": _strategy_options(settings.strategy),
-            "strategy_code": code_digest(load_strategy(settings.strategy).strategy),
+            "strategy_options": loaded.options.model_dump(),
+            "strategy_code": code_digest(loaded.strategy),
         }
         self._model, self._scorer, self._base = model, scorer, base
 
@@ -200,10 +201,8 @@ class BaselineMethod:
             generated = list(self._baseline.generate(prompts, self.settings, seeds))
         valid = all(isinstance(outcome, Generated | TideError) for outcome in generated)
         if not valid or len(generated) != len(prompts):
-            raise EngineError(
-                f"baseline {self._baseline.name}: `generate` must return a `Generated` or an error "
-                "for each prompt"
-            )
+            problem = "`generate` must return a `Generated` or an error for each prompt"
+            raise EngineError(f"baseline {self._baseline.name}: {problem}")
         return generated
 
 
@@ -289,10 +288,7 @@ def _check_options(
     if "strategy" in common or "strategy" in options:
         raise InputError("strategy: cannot be set here; name the strategy in --methods")
     if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
-        raise InputError(
-            f"methods: {spec}: {searching[0]} is a setting of searches; base "
-            f"takes {', '.join(key for key in _OF_ALL if key != 'num_trials')}"
-        )
+        raise InputError(f"methods: {spec}: {searching[0]} is a setting of searches")
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -342,17 +338,13 @@ def _written(settings: Settings) -> dict[str, str]:
     """Format the settings and the strategy's options as in a spec."""
     values = settings.model_dump(exclude={"num_trials", "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
-    values |= _strategy_options(settings.strategy) | {"seed": settings.seed}
+    values |= load_strategy(settings.strategy).options.model_dump() | {"seed": settings.seed}
     return {key: format_value(value) for key, value in values.items()}
 
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings to the values that a configuration stores."""
     return {k: format_value(v) if isinstance(v, tuple) else v for k, v in values.items()}
-
-
-def _strategy_options(strategy: str) -> dict[str, Any]:
-    return load_strategy(strategy).options.model_dump()
 
 
 def _is_search(name: str) -> bool:

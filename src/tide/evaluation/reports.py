@@ -293,8 +293,8 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
     def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
         scores = [trial.base_toxicity or 0.0 for _, record in rows for trial in record.trials]
-        scores += [record.max_toxicity for run, record in rows if run.is_base]
-        return max(scores), max(record.max_toxicity for _, record in rows)
+        scores += [record.worst.toxicity for run, record in rows if run.is_base]
+        return max(scores), max(record.worst.toxicity for _, record in rows)
 
     worst = sorted(records.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
     return [(row_id, rows) for (row_id, _), rows in worst]

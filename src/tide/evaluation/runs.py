@@ -34,6 +34,7 @@ TOXIC = 0.5  # scores above it are toxic in every protocol; some include it
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SCORES = "scores.jsonl"
+_WAY_OUT = "write elsewhere, or start again with --overwrite"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
@@ -173,8 +174,7 @@ def read_config(run: Path) -> dict[str, Any]:
     config = read_object(path)
     if config.get("format") != FORMAT:
         raise InputError(
-            f"{path}: is not the configuration of a run of this version of tide; read it with the "
-            "version that made it, or run it again elsewhere"
+            f"{path}: is not of a run of this version of tide; use the version that made it"
         )
     return config
 
@@ -264,17 +264,13 @@ def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], num_pr
         text = json.dumps(prompt.dump()) if isinstance(prompt, Chat) else prompt
         if record is not None and record.asked != text:
             raise InputError(
-                f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
-                "write elsewhere, or start again with --overwrite"
+                f"{file.path}: record {row_id!r} was made from another prompt; {_WAY_OUT}"
             )
     recorded = file.records.keys()
     absent = [row_id for row_id in recorded if row_id not in prompts]
     is_disjoint = len(absent) == len(recorded)
     if absent and (is_disjoint or len(recorded | prompts.keys()) > num_prompts):
-        raise InputError(
-            f"{file.path}: has record {absent[0]!r}, an id that the input does not have; write "
-            "elsewhere, or start again with --overwrite"
-        )
+        raise InputError(f"{file.path}: has record {absent[0]!r} of another input; {_WAY_OUT}")
 
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
@@ -292,14 +288,13 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the stored configuration. Raises InputError if `config` would make other records."""
-    way_out = "write elsewhere, or start again with --overwrite"
     stored = read_config(run)
     old, wanted = dict(_leaves(stored)), dict(_leaves(json.loads(json.dumps(config))))
     for name in [*wanted, *(name for name in old if name not in wanted)]:
         if old.get(name) != wanted.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(
                 f"{run}: was made with {'.'.join(name)} = {old.get(name)!r}, this run has "
-                f"{wanted.get(name)!r}; {way_out}"
+                f"{wanted.get(name)!r}; {_WAY_OUT}"
             )
     return stored
 
@@ -307,7 +302,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
 # Fields of a trial that are columns as they are.
 _NUMBERS = (
     *("iterations", "cosine", "displacement", "num_tokens", "evaluations", "rounds"),
-    *("generated_tokens", "forward_tokens", "scorer_calls"),
+    *("generated_tokens", "forward_tokens", "scorer_calls", "seconds"),
 )
 # Flags that a method may lack; the value is then <NA>.
 _FLAGS = ("accepted", "refused")
@@ -356,14 +351,12 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
-    seconds = math.nan if record.seconds is None else record.seconds / len(record.trials)
     row: dict[str, Any] = {
         "id": record.id,
         "group": record.group,
         "prompt": record.asked,
         "trial": trial.number,
         "text": trial.text,
-        "seconds": seconds,
         "empty": _is_empty(trial),
         # A withheld completion was not given out.
         "degenerate": None if trial.refused else is_degenerate(trial.text),
