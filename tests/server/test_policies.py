@@ -370,6 +370,7 @@ WRONG = {
     "": "file: Input should be",
     "policies: {a: {never: [2024-13-01]}}": "month must be",
     "policies: !!python/object/apply:os.system [echo]": "could not determine a constructor",
+    "policies: {a: {}, b: {}, a: {mode: monitor}}": "a: is there twice",
 }
 
 

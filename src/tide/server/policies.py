@@ -138,7 +138,7 @@ class PolicyFile(_Part):
         yaml = require("yaml", "gateway")
         try:
             text = as_text(read_whole(path), str(path))
-            return cls.model_validate(yaml.safe_load(text))
+            return cls.model_validate(_loader(yaml)(text).get_single_data())
         except InputError as error:
             raise InputError(f"--policies {error}") from None
         except ValidationError as error:
@@ -146,6 +146,20 @@ class PolicyFile(_Part):
         except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
             reason = " ".join(str(error).split())
         raise InputError(f"--policies {path}: {reason}")
+
+
+def _loader(yaml: Any) -> Any:
+    """Return a safe loader that refuses equal names, the last of which would hide the others."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [name.value for name, _ in node.value]
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    raise ValueError(f"{name}: is there twice")
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _check_registered(kind: str, spec: Spec) -> None:
