@@ -358,7 +358,7 @@ WRONG = {
     "policies: {a: {strategy: mine.py:F}}": "policies.a: 'mine.py:F': a file may only",
     "policies: {a: {scorer: rude, thresholds: {threat: 0.1}}}": "policies.a: thresholds: ",
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
-    "policies: {a: {reasoning: ignored}}": "policies.a: reasoning: only the engine 'openai'",
+    "policies: {a: {reasoning: ignored}}": "policies.a: reasoning: not supported by",
     "policies: {a: {shadow: b}}": "policies.a.shadow: unknown policy 'b'",
     "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a: shadow: needs mode enforce",
     "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
