@@ -355,12 +355,11 @@ def base_url(url: str, name: str) -> str:
         port_fits = parts.port is None or 0 < parts.port < 1 << 16
     except (httpx.InvalidURL, ValueError):
         parts, port_fits = httpx.URL(), False
-    if not port_fits or parts.scheme not in ("http", "https") or not parts.host:
-        raise InputError(f"{name}: expected an address like https://HOST:PORT/PATH")
-    if parts.userinfo or parts.query or parts.fragment:
+    is_web = port_fits and parts.scheme in ("http", "https") and parts.host
+    if not is_web or parts.userinfo or parts.query or parts.fragment:
         raise InputError(
-            f"{name}: an address with a user, password, query or fragment is refused, because "
-            "addresses are logged; give the key in its environment variable"
+            f"{name}: expected an address like https://HOST:PORT/PATH without a user, password or "
+            "query, because addresses are logged; give the key in its environment variable"
         )
     return str(parts).rstrip("/")
 

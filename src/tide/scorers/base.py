@@ -400,12 +400,8 @@ def is_nearly_empty(text: str) -> bool:
 
     A single character of another script may be a whole word, so a text with one is not empty.
     """
-    count = 0
-    for c in filter(_is_visible, text):
-        count += 1 if c.isascii() else _LEAST_VISIBLE
-        if count >= _LEAST_VISIBLE:
-            return False
-    return True
+    visible = islice(filter(_is_visible, text), _LEAST_VISIBLE)
+    return sum(1 if c.isascii() else _LEAST_VISIBLE for c in visible) < _LEAST_VISIBLE
 
 
 def is_blank(text: str) -> bool:

@@ -165,23 +165,22 @@ class EncoderScorer(PlainScorer):
         )
 
     def outputs(self, exchanges: Sequence[Exchange]) -> Floats:
-        """Return, for each exchange, the highest of the network's outputs for its windows."""
-        return np.array([self._worst(exchange) for exchange in exchanges], dtype=np.float64)
-
-    def _worst(self, exchange: Exchange) -> float:
-        """Return the highest output for a window of a reading.
+        """Return, for each exchange, the network's highest output for a window of a reading.
 
         Each window is run alone, because activations are rounded by the largest of a run, and no
         other text may change them.
         """
-        outputs = []
-        for reading in readings(exchange.text):
-            for ids, start in self.reader.windows(exchange._replace(text=reading)):
-                types = [0] * start + [1] * (len(ids) - start)
-                values = {"ids": np.array([ids]), "types": np.array([types])}
-                inputs = {name: values[name] for name in self.inputs}
-                outputs.append(self._session.run(None, inputs)[0][0])
-        return float(np.max(outputs))  # NaN stays NaN
+        highest = np.zeros(len(exchanges))
+        for number, exchange in enumerate(exchanges):
+            outputs = []
+            for reading in readings(exchange.text):
+                for ids, start in self.reader.windows(exchange._replace(text=reading)):
+                    types = [0] * start + [1] * (len(ids) - start)
+                    values = {"ids": np.array([ids]), "types": np.array([types])}
+                    inputs = {name: values[name] for name in self.inputs}
+                    outputs.append(self._session.run(None, inputs)[0][0])
+            highest[number] = np.max(outputs)  # NaN stays NaN
+        return highest
 
 
 class SentenceScorer(EncoderScorer):

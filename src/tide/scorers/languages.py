@@ -51,15 +51,6 @@ _LEAST_LATIN = 20
 _MOST_CHARACTERS = 1000  # the end of a text decides its language
 
 
-def _is_not_latin(text: str) -> bool:
-    """Whether most letters of `text` are not Latin."""
-    if text.isascii():
-        return False
-    letters = [c for c in text if c.isalpha()]
-    foreign = sum(not is_latin(c) for c in letters)
-    return len(letters) >= _LEAST_OTHER and 2 * foreign > len(letters)
-
-
 def language_of(text: str, sure: float = 0.8) -> str:
     """Return the ISO 639 code of a text's language; "" if unclear, "und" for an unknown script.
 
@@ -68,10 +59,13 @@ def language_of(text: str, sure: float = 0.8) -> str:
     sure: minimum probability of a language other than English.
     """
     text = text[-_MOST_CHARACTERS:]
-    is_foreign = _is_not_latin(text)
+    letters = [c for c in text if c.isalpha()]
+    is_foreign = False  # whether most letters are not Latin
+    if not text.isascii() and len(letters) >= _LEAST_OTHER:
+        is_foreign = 2 * sum(not is_latin(c) for c in letters) > len(letters)
     if not is_foreign:
         words = [word.strip(_MARKS) for word in text.lower().split()]
-        if sum(map(str.isalpha, text)) < _LEAST_LATIN:
+        if len(letters) < _LEAST_LATIN:
             return ""
         if sum(word in _ENGLISH_WORDS for word in words) >= _ENGLISH_SHARE * len(words):
             return "en"

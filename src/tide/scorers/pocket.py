@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
-from tide.scorers.disguises import Parts, ReadingScorer, digest_of, parts_of
+from tide.scorers.disguises import ReadingScorer, digest_of, parts_of
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -92,15 +92,11 @@ def words_of(text: str) -> _Words:
     words, or "is gay" would weigh what "gay" does not.
     """
     parts = parts_of(text)
-    if parts.is_ordinary and not _has_letters_apart(parts):
+    # Letters are joined over spaces. The regular expression is slow for a whole text.
+    may_be_apart = "xxx" in "".join(parts.read(_lone_letter))
+    if parts.is_ordinary and not (may_be_apart and _LETTERS_APART.search(text)):
         return list(filter(None, parts.read(_words_of_part)))
     return [(word,) for word in _words_of_part.__wrapped__(text)]
-
-
-def _has_letters_apart(parts: Parts) -> bool:
-    """Whether letters are joined over spaces; the regular expression is slow for a whole text."""
-    has_three = "xxx" in "".join(parts.read(_lone_letter))
-    return has_three and _LETTERS_APART.search(parts.text) is not None
 
 
 @lru_cache(maxsize=2**14)
@@ -298,15 +294,15 @@ class PocketScorer(ReadingScorer):
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> list[float]:
-        return [sigmoid(calibrated(self._logit(text), *self._knots)) for text in texts]
-
-    def _logit(self, text: str) -> float:
-        words, kept = words_of(text), parts_of(text)
-        summed: _Sum | None = kept.take(self.name)
-        if summed is None:
-            summed = _Sum(words, self._weights)
-        else:
-            summed.move(words, self._weights)
-        logit = summed.total / math.sqrt(summed.features or 1) + self._bias
-        kept.keep(self.name, summed)
-        return logit
+        scores = []
+        for text in texts:
+            words, kept = words_of(text), parts_of(text)
+            summed: _Sum | None = kept.take(self.name)
+            if summed is None:
+                summed = _Sum(words, self._weights)
+            else:
+                summed.move(words, self._weights)
+            logit = summed.total / math.sqrt(summed.features or 1) + self._bias
+            kept.keep(self.name, summed)
+            scores.append(sigmoid(calibrated(logit, *self._knots)))
+        return scores
