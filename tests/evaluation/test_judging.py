@@ -125,7 +125,7 @@ def test_judge_reads_the_prompt_of_each_record() -> None:
 def test_judge_does_not_score_a_partial_base_text() -> None:
     """Nor is its score by the scorer compared with those of whole texts."""
     judge = FakeScorer(name="judge")
-    stored = record(0, [0.1], base_text="so", base_toxicity=0.9, base_partial=True)
+    stored = record(0, [0.1], base_text="what it began", base_toxicity=0.9, base_partial=True)
     (trial,) = judged(stored, judge).trials
     assert judge.texts == [trial.text]
-    assert trial.base_score() is trial.base_score("judge") is None
+    assert (trial.base_score(), trial.base_judge_scores) == (None, {})
