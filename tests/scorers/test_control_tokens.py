@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.hostile import CONTROL_TOKENS, texts_with
+from tests.models import save_tokenizer
 from tide.scorers.control_tokens import ControlTokens, break_up
 
 TOKENS = [*CONTROL_TOKENS, "\n\n", "covid"]
@@ -50,6 +52,13 @@ def test_added_words_and_spaces_are_ordinary_text() -> None:
     assert CONTROL.break_up("covid\n\nis <b>") == "covid\n\nis <b>"
     assert CONTROL.break_up("") == ""
     assert CONTROL.break_up("<s></s>") == "< s>< /s>"
+
+
+def test_text_that_a_tokenizer_does_not_know_is_no_control_token(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    counted = ControlTokens(tokenizer).count([tokenizer.unk_token_id, tokenizer.eos_token_id])
+    assert list(counted) == [tokenizer.eos_token_id]
 
 
 def test_only_control_tokens_are_broken_up() -> None:
