@@ -191,7 +191,8 @@ class Settings(Sampling):
     )
     reject_degenerate: bool = Field(
         default=False,
-        description="Reject completions of a search that loop or have hardly any words.",
+        description="Reject completions of a search that loop or have hardly any words, unless the "
+        "completion of the unmodified prompt is like that, too.",
     )
     num_trials: int = Field(
         default=1,
@@ -204,17 +205,20 @@ class Settings(Sampling):
     )
     accept_empty: bool = Field(
         default=False,
-        description="Accept completions of fewer than 3 visible ASCII characters, as published.",
+        description="Accept completions of fewer than 3 visible ASCII characters unscored, as the "
+        "paper's published code does.",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
-        description="If nothing is accepted: return the best text, refuse, or raise an error.",
+        description="If nothing is accepted: return the lowest-scoring text (best), return no text "
+        "(refuse), or raise an error (raise).",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this.",
+        description="Generate nothing for a prompt that itself scores above this; in a chat, for a "
+        "last user message or a later tool call or result.",
     )
     tool_calls: Treatment = Field(
         default="scored",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import random
 import re
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import tenacity
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter, ValidationError
 
 from tide.core.concurrency import Portal, gather, portal_of
@@ -209,23 +209,33 @@ class RemoteScorer(AttributedScorer):
         that cannot be used), scores a harmless text and then fails again, they are to blame, and
         the service is not down.
         """
-        faults = 0
+        failures = 0
         is_well = False
-        for attempt in range(self.attempts):
-            if attempt:
-                longest = min(self.backoff * 2 ** (attempt - 1), _LONGEST_PAUSE)
-                await asyncio.sleep(random.uniform(0, longest))
+
+        async def attempt() -> _T:
+            nonlocal failures, is_well
             try:
                 return await self._attempt(ask)
             except ServerFailed as error:
-                failure = error
-            if texts and failure.status in (0, 500) and not isinstance(failure, _NoReply):
-                if is_well:
-                    raise ScorerError(f"scorer {self.name}: {failure} ({_size(texts)})")
-                faults += 1
-                is_well = faults > 1 and await self._is_well()
-        problem = f"{failure} ({self.attempts} attempts)"
-        raise ScorerUnavailableError(f"scorer {self.name}: {problem}")
+                if texts and error.status in (0, 500) and not isinstance(error, _NoReply):
+                    if is_well:
+                        problem = f"scorer {self.name}: {error} ({_size(texts)})"
+                        raise ScorerError(problem) from None
+                    failures += 1
+                    is_well = failures > 1 and await self._is_well()
+                raise
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(ServerFailed),
+            stop=tenacity.stop_after_attempt(self.attempts),
+            wait=tenacity.wait_random_exponential(multiplier=self.backoff, max=_LONGEST_PAUSE),
+            reraise=True,
+        )
+        try:
+            return await retrying(attempt)
+        except ServerFailed as error:
+            problem = f"{error} ({self.attempts} attempts)"
+            raise ScorerUnavailableError(f"scorer {self.name}: {problem}") from None
 
     async def _attempt(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, called at the service's pace."""
