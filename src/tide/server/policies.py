@@ -186,8 +186,7 @@ class CommandLine:
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
-        names = {"strategy", "toxicity_threshold", "thresholds", "refuse_prompt_above"}
-        names |= {"tool_calls", "reasoning", "on_fail"}
+        names = {"strategy", *Settings.model_fields}
         if policy.strategy is not None:
             _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
         chosen = policy.model_dump(include=names, exclude_none=True)

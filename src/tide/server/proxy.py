@@ -104,11 +104,7 @@ class Proxy:
                 request = request.for_chat()
             calls = self._serving.calls(request, monitored.visit)
             answers = await to_thread(monitored.answers)
-        except ValidationError as error:
-            refused = f"enforcing refuses this request: {error.errors()[0]['msg']}"
-            self.monitor.fail(policy, number, 0, refused)
-            return
-        except (Refused, InputError, ServerFailed) as error:
+        except (ValidationError, Refused, InputError, ServerFailed) as error:
             self.monitor.fail(policy, number, 0, traced(error))
             return
         for choice, call in enumerate(calls):

@@ -119,7 +119,7 @@ class OpenAIEngine(Engine):
         if not self._is_due:
             await self.upstream.look()
             return
-        losses = self.upstream.reached.losses
+        losses = self.upstream.losses
         self._probe_at = time.monotonic() + _PROBE_PAUSE
         try:
             self._probed = await look_at(self.upstream, self.name)
@@ -147,7 +147,7 @@ class OpenAIEngine(Engine):
         """Whether the server is to be probed. A busy one, often "lost", is not probed each time."""
         if self._probed is None:
             return True
-        return self._losses != self.upstream.reached.losses and time.monotonic() >= self._probe_at
+        return self._losses != self.upstream.losses and time.monotonic() >= self._probe_at
 
     @property
     def _server(self) -> Capabilities:
@@ -218,7 +218,7 @@ class OpenAIEngine(Engine):
                     raise CompletionLateError(f"{upstream.url}: {error}") from error
                 if isinstance(error, ServerFailed) and error.broken:
                     await upstream.look()  # is the server gone, or does it fail at this request?
-                kind = CompletionError if upstream.reached.yes else EngineError
+                kind = CompletionError if upstream.is_reached else EngineError
                 raise kind(f"{upstream.url}: {error}") from error
 
     async def _request(self, answer: StreamedAnswer, until: float) -> AsyncGenerator[Piece, None]:
@@ -288,7 +288,7 @@ class OpenAIEngine(Engine):
         if self.closed:
             return False
         self._look_soon()
-        return self._probed is not None and self.upstream.reached.yes
+        return self._probed is not None and self.upstream.is_reached
 
     async def _free(self) -> None:
         await self.upstream.close()

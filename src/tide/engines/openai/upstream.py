@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.request import getproxies
 
@@ -40,27 +39,13 @@ _DONE, _END = b"[DONE]", 0.5  # seconds from `[DONE]` to the end of an answer
 _Read = Reply | list[bytes]
 
 
-@dataclass
-class Reached:
-    """Whether the last request reached the server (`yes`).
-
-    losses: how often it became unreachable; afterwards, another server may answer.
-    """
-
-    yes: bool = True
-    losses: int = 0
-
-    def change(self, now: bool) -> None:
-        self.losses += self.yes and not now
-        self.yes = now
-
-
 class Upstream:
     """One server with OpenAI's API.
 
     url: its address, with or without `/v1`. timeout: seconds without an answer, or without the next
     event of a stream, after which a request fails. key: sent as a bearer token. patience: seconds
-    for which a server that cannot be reached is tried.
+    for which a server that cannot be reached is tried. is_reached: whether the last request reached
+    the server. losses: how often it became unreachable; afterwards, another server may answer.
     """
 
     def __init__(
@@ -68,7 +53,7 @@ class Upstream:
     ) -> None:
         address = base_url(url, "base_url")
         self.url = address.removesuffix("/v1")
-        self.reached = Reached()
+        self.is_reached, self.losses = True, 0
         self._api = api_root(address)
         self._patience = patience
         self._client = Client(timeout, key=key, transport=_transport())
@@ -141,9 +126,9 @@ class Upstream:
             reply = await self._client.ask("GET", self._address("/v1/models"))
             _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
-            self.reached.change(not isinstance(error, ServerUnreachable))
+            self._note(not isinstance(error, ServerUnreachable))
         else:
-            self.reached.change(True)
+            self._note(True)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -167,10 +152,14 @@ class Upstream:
                     raise
                 answer = await retrying(ask)
         except ServerFailed as error:
-            self.reached.change(not isinstance(error, ServerUnreachable))
+            self._note(not isinstance(error, ServerUnreachable))
             raise
-        self.reached.change(True)
+        self._note(True)
         return answer
+
+    def _note(self, is_reached: bool) -> None:
+        self.losses += self.is_reached and not is_reached
+        self.is_reached = is_reached
 
     def _address(self, path: str) -> str:
         """Return the URL of a path; paths of the API begin with `/v1/`."""
