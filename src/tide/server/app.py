@@ -307,9 +307,7 @@ def _invalid(error: RequestValidationError) -> Refused:
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
     if isinstance(error.body, bytes | str):
-        return Refused(
-            400, "expected a JSON object, with the header Content-Type: application/json"
-        )
+        return Refused(400, "expected a JSON object (Content-Type: application/json)")
     names: list[Any] = []
     within: Any = error.body
     for name in first["loc"][1:]:  # `loc` also contains names of types and validators

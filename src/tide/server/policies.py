@@ -186,10 +186,9 @@ class CommandLine:
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
-        names = {"strategy", *Settings.model_fields}
         if policy.strategy is not None:
             _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
-        chosen = policy.model_dump(include=names, exclude_none=True)
+        chosen = policy.model_dump(include={*Settings.model_fields}, exclude_none=True)
         overrides = {**self.overrides, **chosen}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
         settings = resolve_settings(preset_values(preset, self.model), overrides)

@@ -75,7 +75,7 @@ async function* events(answer) {
 
 async function scores(texts) {
   const answer = await send("v1/moderations", { input: texts });
-  return (await answer.json()).results.map((one) => one.category_scores.toxicity);
+  return (await answer.json()).results.map((one) => one.category_scores.harassment);
 }
 
 // Loads the server's names and defaults. choosing: whether to preselect completion or chat.
