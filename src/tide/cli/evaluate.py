@@ -29,10 +29,7 @@ BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protoco
 
 Reference = Annotated[
     list[str] | None,
-    options.option(
-        "Perplexity",
-        "Measures perplexity: auto (of the model's family), global (Qwen3-14B), none; repeatable.",
-    ),
+    options.option("Perplexity", "A model, auto, global (Qwen3-14B) or none; repeatable."),
 ]
 
 

@@ -34,10 +34,9 @@ SCORER_GRAMMAR = (
     "guard:ID_OR_FOLDER#FAMILY, guard:NAME@http://HOST#FAMILY, classifier:http://HOST#LABEL. "
     "pocket, exchange, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "
-    "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the second decides, and the "
-    "first chooses where it is asked before a sentence ends) and fallback:SCORER,SCORER (the "
-    "second decides while the first is down); parentheses group specs, as in "
-    "(max:pocket,lexicon),sentence."
+    "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the first chooses where the "
+    "second decides) and fallback:SCORER,SCORER (the second decides while the first is down); "
+    "parentheses group specs, as in (max:pocket,lexicon),sentence."
 )
 METHODS = f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}"
 # Values of a setting whose type does not list them.

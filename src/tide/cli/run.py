@@ -40,12 +40,7 @@ _OUTPUT = "Append records to this .jsonl file or run folder."
 Output = Annotated[Path | None, options.option("Output", _OUTPUT, "--output", "-o")]
 Shape = Annotated[
     PrintFormat,
-    options.option(
-        "Output",
-        "Without --output: table, text (completions, one per line; no line for a failed prompt) "
-        "or jsonl (prompt, text, toxicity, accepted, finish_reason).",
-        "--format",
-    ),
+    options.option("Output", "Of printed completions; text: a line for each.", "--format"),
 ]
 
 

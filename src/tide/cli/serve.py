@@ -54,13 +54,7 @@ _PAUSE = 1.0  # seconds until a process that ended with an error is replaced
 Host = Annotated[str, options.option("Server", "Address to listen on.")]
 Port = Annotated[int, options.option("Server", "0: any free port.", min=0, max=65_535)]
 Workers = Annotated[
-    int,
-    options.option(
-        "Server",
-        "Processes of a gateway (--engine openai). Each has its own scorers and limits.",
-        min=1,
-        max=256,
-    ),
+    int, options.option("Server", "Processes of a gateway (--engine openai).", min=1, max=256)
 ]
 ServedModelName = Annotated[
     str | None, options.option("Server", "Name of the model for clients. [default: its name]")
@@ -73,33 +67,18 @@ Otel = Annotated[
 ]
 Mode = Annotated[
     Literal["enforce", "monitor"],
-    options.option(
-        "Policies",
-        "enforce: give out accepted text only. monitor: give out any, and record the changes.",
-    ),
+    options.option("Policies", "enforce: give out accepted text only; monitor: only record."),
 ]
 PolicyPath = Annotated[
     Path | None,
-    options.option(
-        "Policies",
-        "YAML file of policies, over these options, and of their API keys; SIGHUP reloads it.",
-    ),
+    options.option("Policies", "YAML file of policies and their API keys; SIGHUP reloads it."),
 ]
 OnScorerFailure = Annotated[
-    str,
-    options.option(
-        "Scorer",
-        "While the scorer is down: refuse, or a second scorer with its own threshold.",
-    ),
+    str, options.option("Scorer", "While the scorer is down: refuse, or another scorer decides.")
 ]
 AlterAtMost = Annotated[
     float | None,
-    options.option(
-        "Policies",
-        "Budget: the share of answers that may be altered; /metrics compares it.",
-        min=0.0001,
-        max=0.9999,
-    ),
+    options.option("Policies", "Share of answers that may be altered.", min=1e-4, max=0.9999),
 ]
 MonitorLog = Annotated[
     Path | None, options.option("Policies", "File for a JSON line per monitored answer.")
