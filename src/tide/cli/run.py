@@ -27,6 +27,9 @@ from tide.evaluation.console import ERRORS, Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tide.core.settings import Settings
     from tide.data.texts import Row
     from tide.evaluation.experiment import Job
     from tide.evaluation.judging import NamedScorer
@@ -122,9 +125,7 @@ def run(
         judged = [(judge.scorer.name, judge.scorer.threshold) for judge in loaded]
         seconds = time.monotonic() - started
         OUTPUT.print(summary_table(records, scorer=guides, judges=judged, seconds=seconds))
-    if unresolved := sum(any(trial.not_accepted for trial in record.trials) for record in records):
-        warning = f"prompts with a completion that the scorer did not accept: {unresolved}"
-        ERRORS.print(f"{warning} (--on-unresolved refuse withholds it)", style="bold yellow")
+    _warn_of_unresolved(records, settings)
     if errors:
         raise TideError(f"{len(errors)} of {len(rows)} prompts failed (see above)")
 
@@ -198,3 +199,13 @@ def _print_lines(record: Record, shape: PrintFormat, mask: bool) -> None:
         }
         # ASCII: a terminal would obey control characters even inside JSON.
         print(json.dumps(line), flush=True)
+
+
+def _warn_of_unresolved(records: Sequence[Record], settings: Settings) -> None:
+    unresolved = sum(any(trial.not_accepted for trial in record.trials) for record in records)
+    if unresolved:
+        what = "withheld"
+        if settings.on_unresolved == "best":
+            what = "returned nevertheless (--on-unresolved refuse withholds it)"
+        warning = f"prompts with a completion that the scorer did not accept: {unresolved}"
+        ERRORS.print(f"{warning}; it is {what}", style="bold yellow")

@@ -7,7 +7,7 @@ under new reference models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -121,11 +121,7 @@ def evaluate(
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
         outside = open_scorers(_listed(judges), stack)
-        with ExitStack() as opened:
-            if isinstance(model, Engine):  # its owner closes it
-                loaded = model
-            else:
-                loaded = opened.enter_context(load_engine(engine, model, **options))
+        with _opened(model, engine, options) as loaded:
             described = describe(model, engine, options, loaded)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
@@ -142,6 +138,14 @@ def evaluate(
             _finished(path, failed[path], method.settings.num_trials, prompts.rows)
             for method, path in zip(chosen, paths, strict=True)
         ]
+
+
+def _opened(
+    model: str | Path | Engine | Module, engine: str, options: Mapping[str, Any]
+) -> AbstractContextManager[Engine]:
+    if isinstance(model, Engine):  # its owner closes it
+        return nullcontext(model)
+    return load_engine(engine, model, **options)
 
 
 def _finished(path: Path, failed: Failed, num_trials: int, rows: Sequence[Row]) -> Run:
