@@ -121,6 +121,7 @@ def test_model_of_a_server_is_named_by_the_server() -> None:
     assert model_label("pocket", options) == "of host:8000"
     assert model_label("mine", options) == "mine of host:8000"
     assert model_label("pocket", {}) == "pocket"
+    assert model_label("pocket", {"base_url": "host:8000"}) == "of host:8000"
 
 
 def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:

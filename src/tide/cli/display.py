@@ -41,7 +41,7 @@ def model_label(model: str, engine_options: Mapping[str, Any]) -> str:
     address = engine_options.get("base_url")
     if not isinstance(address, str):
         return model
-    host = urlsplit(address).netloc.rpartition("@")[2]
+    host = (urlsplit(address).netloc or address).rpartition("@")[2]
     return f"of {host}" if model == "pocket" else f"{model} of {host}"  # pocket is the default
 
 

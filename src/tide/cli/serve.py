@@ -139,7 +139,8 @@ def serve(
     provider = telemetry.exporting() if otel else None
     keys = _read_keys(host, policies)
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
-    named = {"loading": model_label(model, engine_options or {}), "scorer": scorer}
+    label = model_label(model, engine_options or {})
+    named = {"loading": f"model {label}", "scorer": scorer}
     loading = {**named, "preset": preset, **values}
     reloads: SimpleQueue[int] = SimpleQueue()
     if policies is not None:
