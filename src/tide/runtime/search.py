@@ -112,27 +112,25 @@ class Search:
         effort, acceptance, settings = self.effort, self.task.acceptance, self.task.settings
         effort.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         before = len(self.scores)
-        # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
-        of_empty = 0.0 if settings.accept_empty or not before else 1.0
+        of_empty = effort.score_of_empty(settings)
         # Completions of moved embeddings, too, answer the prompt itself.
         exchanges = [Exchange(self.task.context, completion.text) for completion in completions]
         scores = await self.scoring.send(exchanges, self.task.skips)
         effort.rounds += 1
         sent = set[str]()
-        for candidate, completion, score in zip(candidates, completions, scores, strict=True):
-            empty = score.unscored
-            value = of_empty if empty else acceptance.scaled(score)
+        for candidate, completion, scored in zip(candidates, completions, scores, strict=True):
             text = completion.text
-            if not empty:
+            if not scored.unscored:
                 sent.add(text)
+            score = of_empty if scored.unscored else scored
             effort.trace.append(
                 ScoredCompletion(
                     round=effort.rounds,
                     iteration=candidate.iteration,
                     role=candidate.role,
                     text=text,
-                    toxicity=of_empty if empty else score.value,
-                    empty=empty,
+                    toxicity=score.value,
+                    empty=score.unscored,
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
                     num_tokens=len(completion.token_ids),
@@ -141,10 +139,10 @@ class Search:
                     failed=acceptance.failed(score),
                 )
             )
-            effort.blocked |= not empty and acceptance.blocks(score)
-            loops = settings.reject_degenerate and not empty and is_degenerate(text)
+            effort.blocked |= acceptance.blocks(score)
+            loops = settings.reject_degenerate and not score.unscored and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
-            self.scores.append(1.0 if loops and not self._loops else value)
+            self.scores.append(1.0 if loops and not self._loops else acceptance.scaled(score))
         effort.scorer_calls += len(sent)
         return self.scores[before:]
 

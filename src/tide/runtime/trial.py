@@ -112,7 +112,8 @@ class Effort:
     def score_of_empty(self, settings: Settings) -> TextScore:
         """Return the score of an empty answer, which no scorer scores; see `TrialTask.skips`.
 
-        The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
+        The model's own empty answer is not repaired, and ends a search, but it is not accepted
+        either: see `Trial`.
         """
         passes = settings.accept_empty or not self.trace
         return TextScore(0.0 if passes else 1.0, unscored=True)
