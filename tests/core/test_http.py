@@ -138,7 +138,7 @@ def test_stream_that_stalls_ends_its_wait_but_no_other() -> None:
     async def read(url: str, until: float) -> str:
         async with Client(0.3) as client:
             events = client.events(url, {}, until=until)
-            assert await anext(events) == [b"1"]
+            assert b"1" in await anext(events)
             await asyncio.sleep(0.7)
             began = time.monotonic()
             with pytest.raises(ServerFailed) as failed:
@@ -152,9 +152,9 @@ def test_stream_that_stalls_ends_its_wait_but_no_other() -> None:
 
     with serving(sends(EVENT)) as (url, _):
         assert "no answer within 0.3 seconds" in asyncio.run(read(url, 1e12))
-        late = "the answer was not finished in time"
-        assert late in asyncio.run(read(url, time.monotonic() + 0.6))
-        assert late in asyncio.run(read(url, time.monotonic() + 0.9))
+    with serving(sends(EVENT, b"data: 2\n\n", 0.1)) as (url, _):
+        late = asyncio.run(read(url, time.monotonic() + 0.6))
+        assert "the answer was not finished in time" in late
 
 
 @pytest.mark.parametrize(

@@ -182,34 +182,29 @@ class Client(httpx.AsyncClient):
         silent is waited for no longer than usual. Raises ServerFailed, also if an event is late.
         """
         content = json.dumps(body).encode()
+        patience = min(self._seconds, until - time.monotonic())
         with self._failing():
-            try:
-                async with AsyncExitStack() as stack:
-                    patience = min(self._seconds, until - time.monotonic())
-                    with anyio.fail_after(patience):
-                        opened = self._opened("POST", url, content, read_timeout=patience)
-                        response = await stack.enter_async_context(opened)
-                        if (answers := ANSWERS.get()) is not None:
-                            answers.append(response.headers)
-                        reply = await read_reply(response, limit) if _is_whole(response) else None
-                    if reply is not None:
-                        yield reply
-                        return
-                    parser, read = EventParser(), 0
-                    async for chunk in response.aiter_raw():
-                        read += len(chunk)
-                        if read > limit:
-                            raise ServerFailed(f"the answer has more than {limit:,} bytes")
-                        if time.monotonic() >= until:
-                            raise TimeoutError
-                        if events := parser.add(chunk):
-                            yield events
-                    if events := parser.end():
+            async with AsyncExitStack() as stack:
+                with anyio.fail_after(patience):
+                    opened = self._opened("POST", url, content, read_timeout=patience)
+                    response = await stack.enter_async_context(opened)
+                    if (answers := ANSWERS.get()) is not None:
+                        answers.append(response.headers)
+                    reply = await read_reply(response, limit) if _is_whole(response) else None
+                if reply is not None:
+                    yield reply
+                    return
+                parser, read = EventParser(), 0
+                async for chunk in response.aiter_raw():
+                    read += len(chunk)
+                    if read > limit:
+                        raise ServerFailed(f"the answer has more than {limit:,} bytes")
+                    if time.monotonic() >= until:
+                        raise ServerLate("the answer was not finished in time")
+                    if events := parser.add(chunk):
                         yield events
-            except (TimeoutError, httpx.ReadTimeout):
-                if time.monotonic() < until:
-                    raise
-                raise ServerLate("the answer was not finished in time") from None
+                if events := parser.end():
+                    yield events
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
