@@ -282,7 +282,6 @@ def said(*parts: Any) -> list[dict[str, Any]]:
 
 
 ESCAPED = '{"a": "du\\u006cl"}'
-WITHOUT_CONTENT = [{"role": "system", "content": None}, {"role": "assistant"}, USER]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +295,7 @@ WITHOUT_CONTENT = [{"role": "system", "content": None}, {"role": "assistant"}, U
         ([{**USER, "content": "a dull"}, CALLED, RESULT], True),
         # An earlier turn was checked when it was the last.
         ([USER, CALLED, {**RESULT, "content": "a dull"}, USER], False),
-        (WITHOUT_CONTENT, False),
+        ([{"role": "system", "content": None}, {"role": "assistant"}, USER], False),
         ([USER, {"role": "assistant", "content": "A dull river"}], True),
         (said(), False),
         (said({"type": "text", "text": "What is it?"}), False),

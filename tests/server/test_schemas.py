@@ -28,10 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "find"}}]
 FUNCTION = {"type": "function", "name": "find"}
 CALL = {"id": "x", "function": {"name": "find", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-ANSWER = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
-
-
-WITH_CALL = [USER, CALLS, ANSWER]
+RESULT = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
 # Values that are refused, by field.
 VALUES: dict[str, list[Any]] = {
     "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1],
@@ -88,7 +85,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         # Only a gateway takes these.
         ({"tools": TOOLS}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": WITH_CALL}, "messages"),
+        ({"messages": [USER, CALLS, RESULT]}, "messages"),
     ],
     "/v1/responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

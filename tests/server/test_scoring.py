@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -17,7 +18,7 @@ from tests.fakes import FailingScorer, FakeScorer, HeldScorer
 from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import ASKED, PATIENCE, Running, running, wait_until
-from tests.worlds import ReadingScorer
+from tests.worlds import ReadingScorer, read
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed
@@ -97,18 +98,13 @@ def test_perspective_s_error(server: Running, wrong: dict[str, Any]) -> None:
     assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
 
 
-class Attributes(ReadingScorer):
-    """`insult` is half of the toxicity, `threat` a tenth."""
-
-    attributes = ("insult", "threat", "toxic")
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        scores = self.score(texts)
+def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
+    def score(texts: Sequence[str]) -> Attributed:
+        scores = np.array(read(texts))
         return Attributed(scores, {"insult": scores / 2, "threat": scores / 10, "toxic": scores})
 
-
-def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
-    with running(scorer=Attributes()) as server:
+    names = ("insult", "threat", "toxic")
+    with running(scorer=FakeScorer(attributes=names, score_attributes=score)) as server:
         insult = perspective(server, "INSULT")
         assert insult.score(TEXTS).tolist() == [0.375, 0.125, 0.0]
         both = perspective(server, "TOXICITY,THREAT").score_attributes(TEXTS)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
+from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.engines.base import Engine, Piece, Request
 
@@ -24,6 +25,9 @@ class NoEngine(Engine):
 
     def _tokenize(self, prompts: Sequence[str]) -> NoReturn:
         raise InputError("the engine 'none' has no model and cannot complete texts")
+
+    def _render(self, chat: Chat) -> NoReturn:
+        self._tokenize(())
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> NoReturn:
         self._tokenize(())
