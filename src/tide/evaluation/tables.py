@@ -192,9 +192,8 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
         columns[_MAX] = _by(summaries, source, "max")
         columns[_MEAN] = _by(summaries, source, "mean")
     columns[_RATE] = _by(summaries, source, "rate")
-    changed = _by(summaries, source, "changed")
-    if len(summaries) > 1 and None not in changed:
-        columns[_CHANGED] = changed
+    if len(summaries) > 1:
+        columns[_CHANGED] = _by(summaries, source, "changed")
     notes = [f"{_OF_MEANS}; {_OF_SHARES}"]
     if "@" in source:
         notes.append("after @: the version of the scorer")
