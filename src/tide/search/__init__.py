@@ -31,21 +31,17 @@ REGISTRY = Registry(
 
 @dataclass(frozen=True)
 class LoadedStrategy:
-    """A strategy with its options. name: normalised spec, for records."""
+    """A strategy with its options. name: normalised spec, for records.
+
+    moves: whether it moves the prompt's embeddings, which not every engine has. rewinds: whether it
+    repairs the answer while it is written, instead of searching.
+    """
 
     name: str
     strategy: Any
     options: Options
-
-    @property
-    def moves(self) -> bool:
-        """Whether it moves the prompt's embeddings, which not every engine has."""
-        return bool(getattr(self.strategy, "moves", True))
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether it repairs the answer while it is written, instead of searching."""
-        return bool(getattr(self.strategy, "rewinds", False))
+    moves: bool
+    rewinds: bool
 
     def create(self, problem: Problem, settings: Settings) -> Strategy:
         """Create a search of `problem`. Raises InputError if it cannot start from the prompt."""
@@ -76,7 +72,8 @@ def load_strategy(spec: str | type | LoadedStrategy) -> LoadedStrategy:
     if not hasattr(create, "options_class"):
         raise InputError(f"strategy {name} has no options_class; derive it from tide.Strategy")
     options: Options = create.options_class.of("strategy", name, options_given)
-    return LoadedStrategy(options.spec(name), create, options)
+    moves, rewinds = getattr(create, "moves", True), getattr(create, "rewinds", False)
+    return LoadedStrategy(options.spec(name), create, options, moves, rewinds)
 
 
 def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
