@@ -27,6 +27,7 @@ from .detoxifier.asynchronous import AsyncDetoxifier as AsyncDetoxifier
 from .detoxifier.sync import Detoxifier as Detoxifier
 from .engines import load_engine as load_engine
 from .engines.base import Engine as Engine
+from .engines.base import Piece as Piece
 from .engines.base import Request as Request
 from .evaluation import evaluate as evaluate
 from .evaluation import judge as judge

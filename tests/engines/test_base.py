@@ -17,13 +17,14 @@ from tests.byte_engine import ByteEngine
 from tests.generated import examples
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import scripted_engine
+from tide import Engine, Piece, Request
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.core.text import HALF
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import load_engine
-from tide.engines.base import Ban, Completion, Engine, Piece, Request
+from tide.engines.base import Ban, Completion
 
 OWN = Sampling(max_new_tokens=4)
 
