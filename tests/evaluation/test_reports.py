@@ -52,6 +52,15 @@ def test_page_holds_tables_figures_and_texts() -> None:
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)
 
 
+def test_tables_of_long_scorers_have_short_names_of_their_own() -> None:
+    runs = [search_run("tide"), search_run("backtrack")]
+    for number, search in enumerate(runs):
+        search.config["scorer"] = {"spec": None, "name": f"hf:{'folder/' * 50}{number}@1"}
+    names = [table.name for table in evaluation.report(runs, draw=False).tables]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 100
+
+
 def test_page_shows_the_worst_twenty_prompts() -> None:
     search = search_run("tide", prompts=30)
     for number in range(30):

@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from click import HelpFormatter
+from rich.table import Table
+from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import OUTPUT, model_label, on_one_line, say_loading
@@ -107,10 +108,13 @@ def _show(kind: str, row: _Row) -> None:
 
 
 def _print_list(title: str, rows: list[tuple[str, str]]) -> None:
-    formatter = HelpFormatter(width=_WIDTH)
-    with formatter.section(title):
-        formatter.write_dl(rows)
-    OUTPUT.print(formatter.getvalue())
+    table = Table(title=title, title_justify="left", box=None, show_header=False, width=_WIDTH)
+    table.add_column(max_width=30, overflow="fold")
+    table.add_column(overflow="fold")
+    for name, says in rows:
+        table.add_row(Text(name, style="bold"), Text(says))
+    OUTPUT.print(table)
+    OUTPUT.print()
 
 
 # Packages whose versions `tide doctor` shows, if they are installed.

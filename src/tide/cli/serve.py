@@ -140,8 +140,7 @@ def serve(
     keys = _read_keys(host, policies)
     line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
     label = model_label(model, engine_options or {})
-    named = {"loading": f"model {label}", "scorer": scorer}
-    loading = {**named, "preset": preset, **values}
+    loading = {"loading": f"model {label}", "scorer": scorer, "preset": preset, **values}
     reloads: SimpleQueue[int] = SimpleQueue()
     if policies is not None:
         signal.signal(signal.SIGHUP, lambda number, frame: reloads.put(number))

@@ -33,6 +33,7 @@ from tide.evaluation.significance import compare, resolve_against
 from tide.evaluation.tables import Table, slug
 
 _log = logger(__name__)
+_SLUG = 80  # maximum characters of a scorer's name in a file name
 _PARTS = Path(__file__).with_name("html")
 _NO_PERPLEXITY = (
     "no figure: it needs the perplexity of two runs, which tide judge RUNS --reference MODEL adds"
@@ -206,9 +207,13 @@ def _tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
 
 def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
     summaries = group.summaries
-    for source in group.sources:
+    slugs: dict[str, str] = {}
+    for number, source in enumerate(group.sources):
+        name = slug(source)[:_SLUG]
+        slugs[source] = f"{name}-{number}" if name in slugs.values() else name
+    for source, name in slugs.items():
         title = f"toxicity by {source}, {_role(group, source)}"
-        yield tables.toxicity_table(summaries, source, title, f"toxicity-{slug(source)}")
+        yield tables.toxicity_table(summaries, source, title, f"toxicity-{name}")
     yield tables.text_table(summaries)
     yield tables.cost_table(summaries)
     names = [run.name for run in group.runs]
@@ -216,7 +221,7 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
         comparisons = compare(group.runs, against)
         for source in dict.fromkeys(comparison.source for comparison in comparisons):
             asks = f"less toxic than {opponent}? by {source}"
-            name = f"significance-{slug(source)}"
+            name = f"significance-{slugs[source]}"
             yield tables.significance_table(comparisons, source, asks, name)
 
 
