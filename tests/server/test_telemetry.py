@@ -34,13 +34,12 @@ def test_policy_over_its_budget(
     ):
         for seed in range(4):
             assert server.ask("x y", n=5, seed=seed).status_code == 200
-        share = 'tide_policy_altered_share{policy="only"}'
         wait_until(lambda: server.metric('tide_policy_altered_evidence{policy="only"}') > 1000)
-        assert server.metric(share) > 0.5
         assert server.metric('tide_policy_alter_at_most{policy="only"}') == 0.02
     (warning,) = (json.loads(r.getMessage()) for r in caplog.records if "over_bud" in r.message)
     assert warning["over_budget"]["policy"] == "only"
     assert warning["over_budget"]["alter_at_most"] == 0.02
+    assert warning["over_budget"]["altered"] > 0.5
 
 
 def test_a_policy_within_its_budget_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +50,8 @@ def test_a_policy_within_its_budget_does_not_warn(caplog: pytest.LogCaptureFixtu
         without.count(altered=True)
     assert not caplog.records
     text = metrics.text().decode()
-    assert 'tide_policy_altered_share{policy="kept"} 0.1' in text
+    assert 'tide_policy_altered_evidence{policy="kept"}' in text
+    assert "altered_share" not in text  # a gauge of several workers has the highest share
     assert 'policy="without"' not in text
 
 

@@ -95,7 +95,6 @@ class Metrics:
         self.under_way = total("completions_under_way", "Completions running or queued")
         highest = partial(gauge, multiprocess_mode="livemax", labelnames=("policy",))
         self.alter_at_most = highest("policy_alter_at_most", "Budget of altered answers")
-        self.altered_share = highest("policy_altered_share", "Share of altered answers")
         self.altered_evidence = highest(
             "policy_altered_evidence", "Evidence that the budget is exceeded; from 20 on, a warning"
         )
@@ -217,12 +216,11 @@ class Budget:
         self._answers += 1
         self._altered += altered
         e_value = evidence(self._altered, self._answers, self._share)
-        share = self._altered / self._answers
         self._metrics.alter_at_most.labels(self._policy).set(self._share)
-        self._metrics.altered_share.labels(self._policy).set(share)
         self._metrics.altered_evidence.labels(self._policy).set(e_value)
         if e_value >= _CONVINCING and not self._warned:
             self._warned = True
+            share = self._altered / self._answers
             about = {"policy": self._policy, "alter_at_most": self._share, "altered": share}
             LOG.warning(json.dumps({"over_budget": {**about, "answers": self._answers}}))
 
