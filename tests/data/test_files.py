@@ -50,7 +50,8 @@ def test_lock_is_taken_again_by_its_holder(tmp_path: Path) -> None:
 
 
 def test_folder_or_device_is_not_written(tmp_path: Path) -> None:
-    for path in (tmp_path, Path("/dev/full")):
+    os.mkfifo(pipe := tmp_path / "pipe")  # root could replace a real device
+    for path in (tmp_path, pipe):
         with pytest.raises(InputError, match="cannot be written; it is a folder or a device"):
             write_text(path, "text")
 

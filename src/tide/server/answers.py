@@ -236,7 +236,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer cannot score a text of this request", False),
     CompletionLateError: (504, "deadline", "the model did not complete this prompt in time", False),
-    CompletionError: (500, "completion_error", "the model or its server failed at this request", True),
+    CompletionError: (500, "completion_error", "the model failed at this request", True),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
 
