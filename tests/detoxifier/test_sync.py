@@ -102,6 +102,7 @@ def test_device_dtype_and_max_batch_are_keywords() -> None:
     [
         ({"model": None}, r"^model: expected a name, .* got NoneType$"),
         ({"model": 3}, r"^model: expected a name, .* got int$"),
+        ({"settings": {"seed": 1}}, r"^settings: expected tide.Settings"),
         ({"model": scripted_engine(), "max_batch": 3}, r"^max_batch: give it to load_engine"),
         ({"engine_options": {"base_url": "http://a"}}, "base_url: .* add --engine openai"),
         ({"engine": "openai", "device": "cuda"}, "engine 'openai' has no option 'device'"),

@@ -85,10 +85,13 @@ class DetoxifierBase:
         options = {**named, **(engine_options or {})}
         # Names and settings are checked before a model is loaded, which takes long.
         name = name_of(model)
-        if settings is None:
+        argument: Any = settings  # callers may not check types
+        if argument is None:
             initial = preset_values(preset, name, overrides.get("strategy"))
+        elif isinstance(argument, Settings):
+            initial = argument.model_dump(exclude_unset=True)
         else:
-            initial = settings.model_dump(exclude_unset=True)
+            raise InputError("settings: expected tide.Settings; or give keywords, as in seed=1")
         self.settings, self._strategy = resolve(initial, overrides)
         if options and isinstance(model, Engine):
             raise InputError(

@@ -26,7 +26,8 @@ class BacktrackOptions(Options):
         default=4,
         ge=0,
         le=100,
-        description="Scores to await after a failing one, since a later one may pass; 0: none.",
+        description="Scores to await after a failing one, up to the next sentence's end, since a "
+        "later one may pass; 0: none.",
     )
     at_once: float = Field(
         default=0.5,
