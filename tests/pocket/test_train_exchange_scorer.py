@@ -1,60 +1,36 @@
-"""The script that trains the scorer `exchange`, run on a few mild texts with a tiny foundation."""
+"""The texts that the script for the scorer `exchange` reads, of a few mild ones."""
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from benchmarks.ordinary import Set, pairs, questions_of
+from benchmarks.reading import NEUTRAL
 from models.probes import LIMITS
+from models.sentence_templates import sentences
 
-from tests.pocket.training import training_script, write_data, write_rows
-from tide.scorers.base import Exchange
-from tide.scorers.encoder import ExchangeScorer
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[ModuleType]:
-    with training_script("train_exchange_scorer", tmp_path / "foundation") as (script, patch):
-        for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT", "BEGUN", "BEGUN_TOXIC"):
-            patch.setattr(script, count, 100)
-        yield script
+from models import exchange_templates as own
+from tests.pocket.training import write_data, write_rows
+from tests.scripts.loading import load_script
 
 
-@pytest.fixture
-def data(script: ModuleType, tmp_path: Path) -> Path:
-    folder = write_data(tmp_path / "data")
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("models/train_exchange_scorer.py")
+
+
+def test_reads_nothing_that_judges_or_measures(script: ModuleType, tmp_path: Path) -> None:
+    data = write_data(tmp_path)
     exchanges = [
         {"context": f"Dummy {i}", "response": f"You said {i}.", "unsafe": i % 2 == 0,
          "category": list(script.CATEGORIES)[i % 5]} for i in range(200)
     ]  # fmt: skip
-    write_rows(folder / "exchanges/diasafety_train.jsonl.gz", exchanges)
-    write_rows(folder / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
-    return folder
-
-
-@pytest.mark.nightly
-def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    written = tmp_path / "answers.jsonl"
-    written.write_text(json.dumps({"prompt": "Is it open?", "text": "The shop is open."}) + "\n")
-    out, still = tmp_path / "0.onnx", tmp_path / "1.onnx"
-    script.main(data, out, written, rate=1e-2)
-    scorer = ExchangeScorer(out)
-    exchanges = [
-        Exchange("", text) for text in ("You are such an idiot 901.", "A walk to house 901.")
-    ]
-    toxic, plain = scorer.score(exchanges)
-    assert toxic > plain
-    script.main(data, still, written, start=[out.with_suffix(".safetensors")], passes=0)
-    assert still.read_bytes() == out.read_bytes()
-
-
-def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -> None:
+    write_rows(data / "exchanges/diasafety_train.jsonl.gz", exchanges)
+    write_rows(data / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
     corpus = script.read(data, None)
     rows = list(chain(*corpus.kinds.values(), *corpus.held.values()))
     texts = {text for row in rows for text in (row.context, row.text)}
@@ -72,8 +48,6 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
 
 def own_texts() -> set[str]:
     """All texts of our own, as the script draws them with one seed."""
-    import exchange_templates as own
-
     rng = random.Random(0)
     pairs = [(line, answer) for line, answer, _ in own.exchanges(0)]
     pairs += [*own.awkward(), *own.openings(3_000, rng)]
@@ -86,9 +60,6 @@ def own_texts() -> set[str]:
 
 
 def test_own_texts_share_no_eight_words_with_what_measures(script: ModuleType) -> None:
-    from benchmarks.reading import NEUTRAL
-    from sentence_templates import sentences
-
     probes = [text for limit in LIMITS for text in limit.sentences]
     asked = [question.text for name in Set if name not in (Set.BOLD, Set.PAIRS)
              for question in questions_of(name)]  # fmt: skip

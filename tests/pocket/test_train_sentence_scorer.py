@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -12,23 +12,20 @@ import pytest
 from models.probes import LIMITS
 
 from models import probes
-from tests.pocket.training import training_script, write_data
+from models import sentence_development as development
+from models import sentence_templates as templates
+from models import train_pocket_scorer as pocket
+from tests.pocket.training import write_data
+from tests.scripts.loading import load_script
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[ModuleType]:
-    with training_script("train_sentence_scorer", tmp_path / "foundation") as (script, _):
-        yield script
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("models/train_sentence_scorer.py")
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_data(tmp_path / "data")
-
-
-def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
-    import train_pocket_scorer as pocket
-
+def test_reads_nothing_that_pocket_read(script: ModuleType, tmp_path: Path) -> None:
+    data = write_data(tmp_path)
     labelled = pocket.read_labelled(data / "labelled")
     trained = {labelled.texts[i] for i in np.flatnonzero(labelled.parts(0) > 0)}
     parts = [pocket.read_ordinary(data, None, part) for part in ("train", "calibrate")]
@@ -61,9 +58,6 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
 @pytest.mark.nightly
 def test_what_measures_is_kept_out(script: ModuleType) -> None:
     """Neither its words are taught, nor five words of its sentences in a row."""
-    import sentence_development as development
-    import sentence_templates as templates
-
     texts = [text for seed in range(4) for text, _ in templates.sentences(seed=seed)]
     taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
     assert len(taught) > 25_000

@@ -1,58 +1,14 @@
-"""Mild texts and a tiny foundation, with which tests train `sentence` and `exchange`."""
+"""Mild texts in place of those that train `sentence` and `exchange`."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import string
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
-import torch
 from models.train_pocket_scorer import LAST_PROMPT
-from transformers import BertConfig, BertModel
-
-SCRIPTS = Path(__file__).parents[2] / "models"
-WORDS = (
-    "you", "are", "such", "a", "an", "idiot", "dummy", "quiet", "walk", "to", "house", "number",
-    "the", "shop", "is", "open", "he", "said",
-)  # fmt: skip
-
-
-@contextmanager
-def training_script(name: str, folder: Path) -> Iterator[tuple[ModuleType, pytest.MonkeyPatch]]:
-    """A script of `models/` that trains one layer; its foundation is written to `folder`."""
-    pytest.importorskip("onnx")
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        script = import_module(name)
-        patch.setattr(import_module("encoder_training"), "foundation", lambda: folder)
-        patch.setattr(script, "LAYERS", 1)
-        write_foundation(folder)
-        yield script, patch
-    torch.set_num_threads(threads)
-
-
-def write_foundation(folder: Path) -> None:
-    """A BERT of one layer with random weights."""
-    folder.mkdir()
-    signs = [*string.ascii_lowercase, *string.digits]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *signs, *(f"##{sign}" for sign in signs), *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n")
-    settings = BertConfig(
-        vocab_size=len(dict.fromkeys(pieces)), hidden_size=16, intermediate_size=32,
-        num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=128,
-        # As in a real network: larger weights saturate, and nothing can be learnt from them.
-        initializer_range=0.2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    BertModel(settings).save_pretrained(folder)
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
