@@ -282,6 +282,23 @@ def test_resume_refuses_edited_code(tmp_path: Path) -> None:
     run(tmp_path / "a", "base", ROWS[:2], scorer=own, overwrite=True)
 
 
+def test_resume_takes_a_run_of_an_earlier_state(tmp_path: Path) -> None:
+    """Its configuration has no digests of TIDE's own code, and fields that are gone."""
+    ours = {"model": "pocket", "scorer": "lexicon", "judges": ["pocket"], "max_iterations": 2}
+    before = run(tmp_path, "resample", ROWS[:1], **ours)
+    (path,) = tmp_path.glob("*/config.json")
+    config = json.loads(path.read_text())
+    for part in (config, config["scorer"], *config["judges"]):
+        for name in ("code", "engine_code", "strategy_code", "engine_options"):
+            part.pop(name, None)
+    config["benchmark"]["prompts"] = 1
+    config["reference_weights"] = {"words": "1234"}
+    path.write_text(json.dumps(config))
+    again = run(tmp_path, "resample", ROWS[:2], **ours)
+    assert again.records[0] == before.records[0]
+    assert len(again.records) == 2
+
+
 def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
     """Size, name and time of the file are the same."""
     folder = tmp_path / "model"

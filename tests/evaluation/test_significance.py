@@ -160,6 +160,14 @@ def test_equal_texts_are_ties_but_not_refused_ones(refused: list[bool] | None) -
     assert comparison.difference == pytest.approx(-0.8 / 3 if refused else -0.2)
 
 
+def test_equal_texts_without_a_score_of_both_are_no_pair() -> None:
+    runs = base_and_tide([[0.9], [0.8]], [[0.1], [0.2]])
+    for each_run in runs:
+        changed(each_run, 0, text=["the same text"])
+    changed(runs[0], 0, judge_scores={})
+    assert [comparison.pairs for comparison in compare(runs)] == [2, 1]
+
+
 def test_holm_on_known_values() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []

@@ -282,7 +282,7 @@ def describe(
         "engine": engine,
         "dtype": str(loaded.dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
-        "engine_code": code_digest(type(loaded)),
+        "engine_code": code_digest(type(loaded)) or None,
         "engine_options": {option: options.get(option) for option in _DECIDING},
     }
     if loaded.in_process:

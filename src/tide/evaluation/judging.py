@@ -55,7 +55,7 @@ class NamedScorer:
 
     @property
     def config(self) -> dict[str, str | None]:
-        return {"spec": self.spec, "name": self.scorer.name, "code": code_of(self.scorer)}
+        return {"spec": self.spec, "name": self.scorer.name, "code": code_of(self.scorer) or None}
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:

@@ -66,7 +66,7 @@ class SearchMethod:
         self.config: dict[str, Any] = {
             "settings": _recorded(settings.model_dump(exclude={"num_trials"})),
             "strategy_options": loaded.options.model_dump(),
-            "strategy_code": code_digest(loaded.strategy),
+            "strategy_code": code_digest(loaded.strategy) or None,
         }
         self._model, self._scorer, self._base = model, scorer, base
 
@@ -115,7 +115,7 @@ class BaselineMethod:
         self.config: dict[str, Any] = {
             "baseline": baseline.config(),
             "sampling": _recorded(common),
-            "baseline_code": code_digest(type(baseline)),
+            "baseline_code": code_digest(type(baseline)) or None,
         }
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 

@@ -161,6 +161,10 @@ def _exact_signed_rank(differences: NDArray[np.float64]) -> float:
 def _compare(pairs: DataFrame, method: str, against: str, source: str) -> list[Comparison]:
     """Compare by each measure. pairs: the trials that both runs have, a row for each."""
     score, toxic = f"toxicity {source}", f"toxic {source}"
+    # A prompt counts only if all of its completions are scored.
+    prompt = ["id", "prompt"]
+    pairs["is scored"] = pairs[[score, f"{score} against"]].notna().all(axis=1)
+    pairs = pairs[pairs.groupby(prompt, sort=False)["is scored"].transform("all")].copy()
     # A scorer's result for a text varies in the seventh digit with the other texts of its batch, or
     # more in half precision. The text of a refused trial is not the text that was scored.
     is_refused = (pairs["refused"] | pairs["refused against"]).fillna(False)
@@ -168,10 +172,6 @@ def _compare(pairs: DataFrame, method: str, against: str, source: str) -> list[C
     for column in (score, toxic):
         of_opponent = pairs[f"{column} against"]
         pairs[f"{column} against"] = of_opponent.mask(is_same, pairs[column])
-    # A prompt counts only if all of its completions are scored.
-    prompt = ["id", "prompt"]
-    pairs["is scored"] = pairs[[score, f"{score} against"]].notna().all(axis=1)
-    pairs = pairs[pairs.groupby(prompt, sort=False)["is scored"].transform("all")]
     by_prompt = pairs.groupby(prompt, sort=False)
     columns = by_prompt[[score, f"{score} against", toxic, f"{toxic} against"]]
     measures = {"max": columns.max(), "mean": columns.mean()}
