@@ -29,7 +29,6 @@ def enter(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         _prepare(here)
     monkeypatch.chdir(here)
     monkeypatch.setenv("TIDE_CACHE", str(root / "scores.sqlite3"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("TIDE_DATA", raising=False)
     return here
 

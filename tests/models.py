@@ -43,12 +43,11 @@ CONFIGS: dict[str, Any] = {
     "gemma2": lambda: Gemma2Config(
         **_WIDTH, num_key_value_heads=2, head_dim=8, sliding_window=16, **_COMMON
     ),
-    "opt": lambda: OPTConfig(
-        hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=CONTEXT, word_embed_proj_dim=16, **_COMMON,
-    ),
+    "opt": lambda: OPTConfig(**_WIDTH, ffn_dim=64, word_embed_proj_dim=16, **_COMMON),
     "gpt_neox": lambda: GPTNeoXConfig(**_WIDTH, **_COMMON),
-}  # fmt: skip
+}
+# It has no key-value cache.
+MAMBA = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, **_COMMON)
 
 
 def save_tokenizer(
@@ -105,15 +104,6 @@ def save_causal_lm(folder: Path, kind: Any, **tokenizer_options: Any) -> Path:
             parameter.data.mul_(4.0)  # otherwise logits are so close that rounding would decide
     model.save_pretrained(folder)
     save_tokenizer(folder, **tokenizer_options)
-    return folder
-
-
-def save_mamba(folder: Path) -> Path:
-    """A causal LM without a key-value cache."""
-    torch.manual_seed(0)
-    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, **_COMMON)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    save_tokenizer(folder)
     return folder
 
 

@@ -144,10 +144,6 @@ def test_everything_in_docs_is_linked() -> None:
     assert files <= linked, sorted(map(str, files - linked))
 
 
-def test_the_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8")) <= 8000
-
-
 def gates() -> list[str]:
     """The inline code in the second column of the table of gates; each row names one."""
     table = SECURITY.read_text().partition("| from outside | gate |")[2].partition("\n\n")[0]

@@ -131,14 +131,7 @@ class Oracle:
         assert isinstance(texts, list)
         way = self._ways.pop(0) if self._ways else "honest"
         sent = [self._read(text) for text in texts]
-        contexts = [
-            context.model_dump_json() if isinstance(context, Chat) else context
-            for context, _ in sent
-        ]
-        hashes = [
-            digest(f"{self._key}{context}{text}".encode())
-            for context, (_, text) in zip(contexts, sent, strict=True)
-        ]
+        hashes = [digest(f"{self._key}{context}{text}".encode()) for context, text in sent]
         if self._fails and any(number % 200 < self._fails for number in hashes):
             raise ValueError("cannot read this")
         scores = [(number % 997 / 997) ** self._power for number in hashes]

@@ -17,7 +17,7 @@ from tests.models import VOCAB
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.adlm import Projection
 from tide.baselines.artefacts import save_artefact
-from tide.baselines.attention import Reversal, reverse, steer
+from tide.baselines.attention import Reversal, find_heads, reverse, steer
 from tide.baselines.base import Baseline
 from tide.baselines.gedi import guide
 from tide.baselines.self_debias import SelfDebias
@@ -69,13 +69,6 @@ Prepare = Callable[[Tensor], Tensor]
 Ids = list[int]
 
 
-def projections(model: Any) -> list[Any]:
-    """The attention output projections, by the names that each architecture gives them."""
-    if model.config.model_type == "gpt2":
-        return [block.attn.c_proj for block in model.transformer.h]
-    return [layer.self_attn.o_proj for layer in model.model.layers]
-
-
 def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
     """An artefact of every baseline that learns something, with random contents."""
     generator = torch.Generator().manual_seed(1)
@@ -108,7 +101,7 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
             part: randn(*tensor.shape, scale=0.2 if tensor.ndim > 1 else 1.0)
             for part, tensor in Projection(model).state_dict().items()
         },
-        "destein": {"directions": randn(len(projections(model)), width)},
+        "destein": {"directions": randn(model.config.num_hidden_layers, width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
         "rad": with_head(),
@@ -177,16 +170,14 @@ class World:
         return {k.removeprefix(prefix): v for k, v in every.items() if k.startswith(prefix)}
 
     @torch.no_grad()
-    def write(
-        self, kind: str, prompt: str, sampling: Sampling, seed: int, order: str = ""
-    ) -> list[int]:
-        """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
+    def write(self, spec: str, prompt: str, sampling: Sampling, seed: int) -> list[int]:
+        """The ids that a baseline writes after `prompt`; its spec begins as in STRENGTHS."""
+        kind, _, options = spec.partition(":")
         score = getattr(self, kind.replace("-", "_"))
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
         sampler.enter([Row(Request(ids, sampling, seed), torch.empty(0), ids, ids=written)])
-        default = "warp-shift" if kind in WARP_FIRST else "shift-warp"
-        shift_first = (order or default) == "shift-warp"
+        shift_first = kind not in WARP_FIRST or "order=shift-warp" in options
         for _ in range(sampling.max_new_tokens):
             if shift_first:
                 scores = sampler.warp(score(prompt, ids, written, lambda x: x)[None])[0]
@@ -203,7 +194,7 @@ class World:
 
     def hooked(self, register: str, hook: Callable[[int], Any], ids: list[int]) -> Tensor:
         """The next-token logits, with `hook(i)` at the i-th attention output projection."""
-        modules = enumerate(projections(self.model))
+        modules = enumerate(find_heads(self.model, "tiny").projections)
         handles = [getattr(module, register)(hook(i)) for i, module in modules]
         logits = self.next(self.model, ids)
         for handle in handles:

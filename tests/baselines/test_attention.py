@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.baselines.conftest import fit_task
-from tests.models import CONFIGS, save_causal_lm, save_mamba
+from tests.models import CONFIGS, MAMBA, save_causal_lm
 from tide.baselines.attention import Destein, Reversal, find_heads
 from tide.baselines.base import FitSettings
 from tide.baselines.fit import Labelled
@@ -50,8 +50,8 @@ def test_heads_of_every_architecture(kind: str) -> None:
     assert not torch.allclose(before, changed)
 
 
-def test_find_heads_refuses_unknown_layout(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
+def test_find_heads_refuses_unknown_layout() -> None:
+    model = AutoModelForCausalLM.from_config(MAMBA)
     with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each layer"):
         find_heads(model, "mamba")
 

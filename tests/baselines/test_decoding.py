@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from benchmarks.writing import completed
@@ -42,28 +43,20 @@ PAIRS = [
     ("gpt2", DRAWN),
     pytest.param("llama", DRAWN, marks=pytest.mark.nightly),
 ]
+OF_THE_OTHER_ORDER = [f"{STRENGTHS[name]},order=shift-warp" for name in WARP_FIRST]
 
 
 @pytest.mark.parametrize(("world", "sampling"), PAIRS, indirect=["world"])
-@pytest.mark.parametrize("name", sorted(STRENGTHS))
-def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sampling) -> None:
-    baseline = world.load(STRENGTHS[name])
+@pytest.mark.parametrize("spec", [*STRENGTHS.values(), *OF_THE_OTHER_ORDER])
+def test_batches_and_caches_change_nothing(world: World, spec: str, sampling: Sampling) -> None:
+    baseline = world.load(spec)
     prompts, seeds = PROMPTS[1:], SEEDS[1:]  # the longest and the shortest among them
     expected = [
-        tuple(world.write(name, prompt, sampling, seed))
+        tuple(world.write(spec, prompt, sampling, seed))
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     assert tokens(baseline, prompts, sampling, seeds) == expected
     assert tokens(baseline, prompts[:1], sampling, seeds[:1]) == expected[:1]
-
-
-@pytest.mark.parametrize("name", WARP_FIRST)
-def test_order_option_of_rad_and_sasa(gpt2: World, name: str) -> None:
-    baseline = gpt2.load(f"{STRENGTHS[name]},order=shift-warp")
-    assert tokens(baseline, PROMPTS, DRAWN, SEEDS) == [
-        tuple(gpt2.write(name, prompt, DRAWN, seed, "shift-warp"))
-        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -134,15 +127,9 @@ def test_max_batch_limits_sequences_of_a_pass(gpt2: World, monkeypatch: pytest.M
     monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
     whole = baseline.generate(PROMPTS, DRAWN, SEEDS)
     monkeypatch.setattr(gpt2.engine, "max_batch", 2 * 8)
-    sizes = []
-    step = Stream.advance
-
-    def advance(self: Stream, ids: Any) -> Any:
-        sizes.append(len(ids))
-        return step(self, ids)
-
-    monkeypatch.setattr(Stream, "advance", advance)
-    assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
+    with patch.object(Stream, "advance", autospec=True, side_effect=Stream.advance) as advance:
+        assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
+    sizes = [len(ids) for (_, ids), _ in advance.call_args_list]
     assert max(sizes) == 2 * 8  # fewer where top-p leaves fewer candidates
 
 

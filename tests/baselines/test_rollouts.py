@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.baselines.conftest import fit_task
 from tests.models import save_causal_lm
@@ -16,6 +15,7 @@ from tide.baselines import rollouts, unlearning
 from tide.baselines.base import FitSettings
 from tide.baselines.fit import FitTask, Labelled
 from tide.baselines.rollouts import beginnings, held_out, judged, roll_out
+from tide.baselines.training import right_pad
 from tide.baselines.unlearning import Quark
 from tide.data.texts import LabelledText
 from tide.engines.local.engine import load_model
@@ -93,25 +93,15 @@ def test_quark_fit_measures_divergence_from_the_original_model(
     settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=4)
     task = tiny_task(tmp_path, monkeypatch, settings, dtype)
     original = copy.deepcopy(task.model)
-    # The batches that are read, and the logits of the original model for their written tokens.
-    rows: list[Tensor] = []
-    logits_before: list[Tensor] = []
-    pad, loss = unlearning.right_pad, unlearning.unlearning_loss
-
-    def padded(*arguments: Any) -> Any:
-        padded_rows = pad(*arguments)
-        rows.append(padded_rows[0])
-        return padded_rows
-
-    def noted(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
-        logits_before.append(before)
-        return loss(logits, before, tokens)
-
-    monkeypatch.setattr(unlearning, "right_pad", padded)
-    monkeypatch.setattr(unlearning, "unlearning_loss", noted)
+    pad = Mock(wraps=unlearning.right_pad)
+    loss = Mock(wraps=unlearning.unlearning_loss)
+    monkeypatch.setattr(unlearning, "right_pad", pad)
+    monkeypatch.setattr(unlearning, "unlearning_loss", loss)
     fitted = Quark.fit(task)
-    assert len(logits_before) == 8
-    for ids, before in zip(rows, logits_before, strict=True):
+    assert loss.call_count == 8
+    for batch, of_batch in zip(pad.call_args_list, loss.call_args_list, strict=True):
+        ids, _ = right_pad(*batch.args)
+        _, before, _ = of_batch.args
         with torch.no_grad():
             expected = original(input_ids=ids).logits.float().flatten(0, 1)
         nearest = torch.cdist(before, expected, compute_mode="donot_use_mm_for_euclid_dist")

@@ -26,14 +26,12 @@ def trial(
     reason: FinishReason = "stop",
     failed: tuple[str, ...] = (),
 ) -> Trial:
-    completion = ScoredCompletion(
-        round=1, iteration=1, role="initial", text=text, toxicity=toxicity, empty=False,
-        cosine=1.0, displacement=0.0, num_tokens=6, finish_reason=reason, failed=failed,
-    )  # fmt: skip
-    return Trial(
-        number=0, seed=0, accepted=not refused, refused=refused, chosen=0, iterations=1,
-        scorer_calls=1, trace=(completion,), prompt_tokens=1, generated_tokens=6,
-    )  # fmt: skip
+    completion = ScoredCompletion.model_construct(
+        text=text, toxicity=toxicity, finish_reason=reason, failed=failed
+    )
+    return Trial.model_construct(
+        accepted=not refused, refused=refused, chosen=0, trace=(completion,)
+    )
 
 
 ABOUT_IDENTITY = Question("1", "identity", "Who?", "gay")

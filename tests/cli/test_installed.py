@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from tests.command import tide
 from tests.engines.openai.server import TextServer
-from tests.models import save_mamba
+from tests.models import MAMBA, save_causal_lm
 from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.app import app
@@ -150,7 +150,7 @@ def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
 def test_doctor_finds_a_model_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tide("doctor", "--model", save_mamba(tmp_path)) == 1
+    assert tide("doctor", "--model", save_causal_lm(tmp_path, MAMBA)) == 1
     assert "failed" in capsys.readouterr().out
 
 

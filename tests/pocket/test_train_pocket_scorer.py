@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from models.train_pocket_scorer import prose_part, read_ordinary
 
-from tests.pocket.training import write_rows
+from tests.docs_world import write
 
 
 def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
@@ -24,11 +23,10 @@ def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
 def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     sentences = [{"text": f"word{i} stands here"} for i in range(50)] * 2
     replies = [{"response": f"yes {i} of us", "unsafe": i % 2} for i in range(50)]
-    write_rows(tmp_path / "corpus/bold_wikipedia.jsonl.gz", sentences)
-    write_rows(tmp_path / "corpus/dialogues.jsonl.gz", replies)
+    write(tmp_path / "corpus/bold_wikipedia.jsonl.gz", sentences)
+    write(tmp_path / "corpus/dialogues.jsonl.gz", replies)
     written = tmp_path / "written.jsonl"
-    rows = ({"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50))
-    written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(written, [{"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50)])
     parts = ("train", "calibrate", "sentence", "report")
     prose = [read_ordinary(tmp_path, written, part) for part in parts]
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):

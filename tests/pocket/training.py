@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from models.train_pocket_scorer import LAST_PROMPT
 
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(lines.encode(), 1))
+from tests.docs_world import write
 
 
 def write_data(folder: Path) -> Path:
@@ -24,21 +16,21 @@ def write_data(folder: Path) -> Path:
         for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
         for i in range(400)
     ]
-    write_rows(folder / "labelled/toxicity.jsonl.gz", texts)
+    write(folder / "labelled/toxicity.jsonl.gz", texts)
     pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
-    write_rows(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
+    write(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
     plain = [{"text": f"The shop {i} {i} is open to you {i} and quiet."} for i in range(200)]
-    write_rows(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
+    write(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
     replies = [
         {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
          "source": "context_toxicity"} for i in range(400)
     ]  # fmt: skip
-    write_rows(folder / "corpus/dialogues.jsonl.gz", replies)
+    write(folder / "corpus/dialogues.jsonl.gz", replies)
     completions = [
         {"prompt_id": i, "completion": f"{start} {i}."}
         for start in ("You dummy", "Idiot", "Calm") for i in range(LAST_PROMPT)
     ]  # fmt: skip
-    write_rows(folder / "corpus/base_completions.jsonl.gz", completions)
+    write(folder / "corpus/base_completions.jsonl.gz", completions)
     for method, starts, scores in (
         ("base", ("You dummy {}.", "The walk {last} is open."), (0.8, 0.02)),
         ("tide", ("Idiot {}.", "You dummy {}.", "Calm {}."), (0.9, 0.8, 0.1)),
@@ -48,7 +40,5 @@ def write_data(folder: Path) -> Path:
             written = [start.format(i, last=i % 7) for start in starts]
             row = {"prompt": f"A house {i}", "completions": written, "toxicity_scores": scores}
             recorded.append(row)
-        path = folder / f"paper/recorded/a-model/{method}.json.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
+        write(folder / f"paper/recorded/a-model/{method}.json.gz", recorded)
     return folder

@@ -14,7 +14,7 @@ from reproduction import paper
 from tests.evaluation.runs import REFERENCE, measured, record, run
 from tests.reproduction.published import export, to_published
 from tide.baselines import REGISTRY as BASELINES
-from tide.evaluation import Run, judge, read_run
+from tide.evaluation import Run, read_run
 from tide.evaluation.significance import compare
 
 TABLES = Path(__file__).parents[2] / "docs/paper"
@@ -86,22 +86,6 @@ def test_perplexity_of_20_tokens_leaves_out_other_lengths() -> None:
     lengths = [[19, 20], [20, 20], [21, 0]]
     sample_run = measured(run([[0.9, 0.2]] * 3), perplexities, lengths)
     assert paper.of_20_tokens(sample_run, REFERENCE) == pytest.approx((4 + 2 + 5) / 3)
-
-
-@pytest.mark.nightly
-def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: Path) -> None:
-    judge(tmp_path / "runs", judges="lexicon", reference="pocket-reference")
-    again = paper.imported(tmp_path / "recorded", tmp_path / "runs")["gemma-2-2b"]
-    head, rows = paper.single_draws("gemma-2-2b", again)
-    assert [name for name in head if name.startswith("any, lexicon")]
-    assert len(rows[0]) == len(head)
-    head, rows = paper.beside_printed("gemma-2-2b", again)
-    assert head[-5:] == ["ppl by pocket-reference", "of 20", "paper", "diff", "median"]
-    assert all(len(row) == len(head) for row in rows)
-    assert rows[0][-5] > 1
-    assert rows[0][-3] is None  # the paper prints none by this model
-    assert read_run(tmp_path / "runs/gemma-2-2b/tide-first").config["num_trials"] == 1
-    assert some
 
 
 # Of the published tables. Each claim of docs/paper.md that they decide is a number in them.

@@ -20,7 +20,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from tests.models import CONFIGS, CONTEXT, VOCAB, ending_with, save_causal_lm, save_mamba
+from tests.models import CONFIGS, CONTEXT, MAMBA, VOCAB, ending_with, save_causal_lm
 from tide.core.chat import Chat
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
@@ -279,7 +279,7 @@ def test_folders_without_a_usable_model(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"config\.json"):
         TransformersEngine(tmp_path)
     with pytest.raises(EngineError, match=r"inputs_embeds|key-value cache"):
-        TransformersEngine(save_mamba(tmp_path))
+        TransformersEngine(save_causal_lm(tmp_path, MAMBA))
 
 
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
