@@ -10,6 +10,7 @@ import pytest
 
 from tests.command import tide
 from tests.fakes import FakeScorer
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.languages import term_hash
 
@@ -41,9 +42,7 @@ def test_compare_measures_agreement_with_labels(
     labels = jsonl(tmp_path / "labels.jsonl", ROWS)
     known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
     exact = FakeScorer(lambda text: known.get(text, 0.2), name="exact")  # the mean label
-    broken = FakeScorer(lambda text: math.nan, name="broken")
     monkeypatch.setitem(REGISTRY._targets, "exact", lambda: exact)
-    monkeypatch.setitem(REGISTRY._targets, "broken", lambda: broken)
     monkeypatch.setenv("COLUMNS", "150")
     assert tide("scorers", "compare", labels, "-s", "exact", "-s", "pocket") == 0
     out = capsys.readouterr().out
@@ -52,9 +51,38 @@ def test_compare_measures_agreement_with_labels(
     assert float(cells(out, "pocket@")[3]) > 0
     assert "4 texts, 0.500 toxic" in out
     errors = out.partition("correlation of errors")[2]
-    assert ("exact" in errors, "pocket@" in errors) == (True, True)
-    assert tide("scorers", "compare", labels, "-s", "broken") == 1
-    assert "nan is not a score" in capsys.readouterr().err
+    assert ("1 exact" in errors, "2 pocket@" in errors) == (True, True)
+
+
+def test_compare_goes_on_when_a_scorer_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service may have been paid for the scores before an outage."""
+
+    def picky(text: str) -> float:
+        return math.nan if "fool" in text else 0.25
+
+    def down(text: str) -> float:
+        if "fool" in text:
+            raise ScorerUnavailableError("gone")
+        return 0.25
+
+    labels = jsonl(tmp_path / "labels.jsonl", ROWS)
+    names = {"picky": picky, "down": down, "broken": lambda text: math.nan}
+    for name, function in names.items():
+        scorer = FakeScorer(function, name=name)
+        monkeypatch.setitem(REGISTRY._targets, name, lambda scorer=scorer: scorer)
+    monkeypatch.setattr("tide.cli.scorers._CHUNK", 2)
+    monkeypatch.setenv("COLUMNS", "150")
+    scorers = [part for name in (*names, "pocket") for part in ("-s", name)]
+    assert tide("scorers", "compare", labels, *scorers) == 1
+    out, err = capsys.readouterr()
+    assert err.count("nan is not a score") == 2
+    assert "down: gone" in err
+    agreed, errors = out.split("correlation of errors")
+    counted = dict(re.findall(r"^(\S+) +(\d) ", agreed, re.MULTILINE))
+    assert list(counted.values()) == ["3", "2", "4"]
+    assert ("picky" in errors, "down" in errors, "broken" in errors) == (True, True, False)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import OUTPUT, on_one_line
-from tide.core.errors import InputError
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing
 from tide.evaluation.console import ERRORS, Bars, chunks, masked
@@ -132,6 +133,8 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
 
     texts/s: on this machine. The second table has the correlation of the scorers' errors. The lower
     it is, the better one scorer judges text that was optimised against the other.
+
+    If a scorer fails on texts, its other texts and the other scorers count, and the exit code is 1.
     """
     import numpy as np  # noqa: PLC0415  (slow imports)
     import pandas as pd  # noqa: PLC0415
@@ -145,18 +148,57 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
         texts, targets = _labelled(files, contexts="exchange" in reads)
         scores: dict[str, Floats] = {}
         rows: dict[str, dict[str, float]] = {}
+        failed = False
         for scorer in loaded:
-            _scored(scorer, texts[:1])  # the first call loads the scorer, and is not timed
+            _known_scores(scorer, texts[:1])  # the first call loads the scorer, and is not timed
             started = time.perf_counter()
-            scores[scorer.name] = np.array(_scored(scorer, texts))
-            speed = len(texts) / (time.perf_counter() - started)
-            agreed = asdict(assessment.agreement(scores[scorer.name], targets))
-            rows[scorer.name] = agreed | {"texts/s": round(speed)}
+            values, failure = _known_scores(scorer, texts)
+            seconds = time.perf_counter() - started
+            if failure is not None:
+                failed = True
+                ERRORS.print(f"{scorer.name}: {failure}", style="red")
+            known = ~np.isnan(values)
+            if known.any():
+                scores[scorer.name] = values
+                agreed = assessment.agreement(values[known], targets[known])
+                rows[scorer.name] = asdict(agreed) | {"texts/s": round(agreed.texts / seconds)}
     OUTPUT.print(f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic")
-    _print_frame(pd.DataFrame.from_dict(rows, orient="index"))
-    if len(scores) > 1:
+    if rows:
+        _print_frame(pd.DataFrame.from_dict(rows, orient="index"))
+    if len(rows) > 1:
+        errors = assessment.error_correlations(scores, targets)
+        # Columns with the scorers' names would be too wide.
+        errors.index = [f"{number} {name}" for number, name in enumerate(errors, 1)]
+        errors.columns = range(1, len(errors) + 1)
         OUTPUT.print("correlation of errors (score - label)")
-        _print_frame(assessment.error_correlations(scores, targets))
+        _print_frame(errors)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _known_scores(scorer: Scorer, texts: Sequence[Exchange]) -> tuple[Floats, ScorerError | None]:
+    """Score the texts that the scorer can score; the others are NaN. Also return the first error.
+
+    Scores from before an outage are kept: a service may have been paid for them.
+    """
+    import numpy as np  # noqa: PLC0415  (slow imports)
+
+    from tide.scorers.base import score_groups  # noqa: PLC0415
+
+    scores: list[float] = []
+    failure = None
+    try:
+        for chunk in chunks(texts, _CHUNK, scorer.name, Bars()):
+            for outcome in score_groups(scorer, [[text] for text in chunk]):
+                if isinstance(outcome, ScorerError):
+                    failure = failure or outcome
+                    scores.append(math.nan)
+                else:
+                    scores.append(outcome[0].value)
+    except (*SCORER_DOWN, ScorerBrokenError) as error:
+        failure = failure or error
+    scores += [math.nan] * (len(texts) - len(scores))
+    return np.array(scores), failure
 
 
 def _print_frame(frame: DataFrame) -> None:

@@ -61,8 +61,9 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
 def error_correlations(scores: Mapping[str, Floats], targets: Floats) -> DataFrame:
     """Return Pearson's correlation of the errors (score - target) of each pair of scorers.
 
-    scores: arrays by scorer, shape (n,) like the targets. The correlation is NaN for a single text
-    or a constant error. A judge that errs like the search's scorer adds no information.
+    scores: arrays by scorer, shape (n,) like the targets; NaN for a text without a score. A pair is
+    compared on the texts that both scored. The correlation is NaN for a single text or a constant
+    error. A judge that errs like the search's scorer adds no information.
     """
     import pandas as pd  # noqa: PLC0415  (slow import)
 
