@@ -12,7 +12,6 @@ import pytest
 from models.probes import LIMITS
 
 from models import probes
-from models import sentence_development as development
 from models import sentence_templates as templates
 from models import train_pocket_scorer as pocket
 from tests.pocket.training import write_data
@@ -58,6 +57,7 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
 @pytest.mark.nightly
 def test_what_measures_is_kept_out(script: ModuleType) -> None:
     """Neither its words are taught, nor five words of its sentences in a row."""
+    development = script.sentence_development
     texts = [text for seed in range(4) for text, _ in templates.sentences(seed=seed)]
     taught = {sentence for text in texts for sentence in re.split("(?<=[.;!?]) ", text)}
     assert len(taught) > 25_000
