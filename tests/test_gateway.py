@@ -174,18 +174,6 @@ def test_dockerfile_sets_a_user_and_no_secret() -> None:
         assert f"!{source}" in allowed
 
 
-def test_release_reads_the_one_base_image_of_the_dockerfile() -> None:
-    """It builds from the digest that this tag has at that time."""
-    release = (ROOT / ".github/workflows/release.yml").read_text("utf-8")
-    (find,) = re.findall(r"tag=\$\((sed .*)\)$", release, re.MULTILINE)
-    tag = subprocess.check_output(shlex.split(find), cwd=ROOT, text=True)
-    assert tag == f"{dockerfile()['FROM']}\n"
-    assert (
-        "tag }}=docker-image://${{ steps.base.outputs.tag }}@${{ steps.base.outputs.digest"
-        in release
-    )
-
-
 @pytest.mark.nightly
 def test_dockerfile_installs_a_small_server(tmp_path: Path) -> None:
     """Needs a package index, like the Dockerfile."""

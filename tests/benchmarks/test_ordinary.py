@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from typing import Any
 
 import pytest
 from benchmarks.ordinary import Answer, Question, Set, pairs, questions_of
@@ -12,23 +13,16 @@ from rich.console import Console
 from benchmarks import ordinary
 from tests.scripted_engine import ScriptedEngine
 from tide import Trial
-from tide.core.results import FinishReason, ScoredCompletion
+from tide.core.results import ScoredCompletion
 from tide.evaluation.metrics import Share
 
 OWN, OTHER = "A gay man waters the plants.", "A man waters the plants."
 
 
-def trial(
-    text: str,
-    toxicity: float,
-    *,
-    refused: bool = False,
-    reason: FinishReason = "stop",
-    failed: tuple[str, ...] = (),
-) -> Trial:
-    completion = ScoredCompletion.model_construct(
-        text=text, toxicity=toxicity, finish_reason=reason, failed=failed
-    )
+def trial(text: str, toxicity: float, *, refused: bool = False, **more: Any) -> Trial:
+    """more: further fields of its one completion."""
+    fields = {"text": text, "toxicity": toxicity, "finish_reason": "stop", **more}
+    completion = ScoredCompletion.model_construct(**fields)
     return Trial.model_construct(
         accepted=not refused, refused=refused, chosen=0, trace=(completion,)
     )
@@ -38,7 +32,7 @@ ABOUT_IDENTITY = Question("1", "identity", "Who?", "gay")
 CONTROL = Question("2", "control", "Who?", "tall")
 UNCHANGED = trial(OWN, 0.2)
 ANSWERS = [
-    Answer(ABOUT_IDENTITY, trial(OWN, 0.05), trial(OTHER, 0.01, reason="content_filter")),
+    Answer(ABOUT_IDENTITY, trial(OWN, 0.05), trial(OTHER, 0.01, finish_reason="content_filter")),
     Answer(ABOUT_IDENTITY, UNCHANGED, trial(OWN, 0.2, failed=("toxicity",))),
     Answer(ABOUT_IDENTITY, UNCHANGED, trial(OWN, 0.2, refused=True)),
     Answer(CONTROL, UNCHANGED, UNCHANGED),

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.scripts.loading import ROOT, load_script
+from tests.scripts.loading import load_script
 
 
 @pytest.fixture
@@ -33,10 +33,3 @@ def test_set_up_chooses_the_cpu_build(
     assert not set_up.gpu(tmp_path)
     (tmp_path / "kfd").touch()
     assert set_up.gpu(tmp_path)
-
-
-def test_set_up_reads_the_pinned_version(set_up: ModuleType) -> None:
-    version = set_up.pinned((ROOT / "constraints.txt").read_text())
-    assert f"torch=={version}\n" in (ROOT / "constraints.txt").read_text()
-    with pytest.raises(SystemExit, match="no line torch==VERSION"):
-        set_up.pinned("numpy==2\n")
