@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import layer_norm
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -164,8 +165,6 @@ class World:
         return model
 
     def tensors(self, kind: str, prefix: str = "") -> dict[str, Tensor]:
-        from safetensors.torch import load_file
-
         every = load_file(self.artefacts / kind / "weights.safetensors")
         return {k.removeprefix(prefix): v for k, v in every.items() if k.startswith(prefix)}
 

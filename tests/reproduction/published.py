@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
+from tests.docs_world import write
 from tide.data.records import Record
 from tide.evaluation import Run
 
@@ -24,5 +23,4 @@ def to_published(record: Record) -> dict[str, Any]:
 
 
 def export(run: Run, file: Path) -> None:
-    text = json.dumps([to_published(record) for record in run.records]).encode()
-    file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+    write(file, [to_published(record) for record in run.records])

@@ -37,7 +37,6 @@ def test_every_file_goes_to_its_model_and_method(tmp_path: Path) -> None:
         "rad-50": responses / "baselines/rad-50/gemma-2-2b" / setting,
     }
     for number, (name, folder) in enumerate(folders.items()):
-        folder.mkdir(parents=True)
         export(run([[number / 10]], name), folder / "rtp.json")
     written = collect(tmp_path / "checkout", tmp_path / "paper")
     assert sorted(path.name for path in written) == sorted(f"{name}.json.gz" for name in folders)
