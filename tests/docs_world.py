@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import runpy
 import shutil
 import sys
@@ -15,6 +13,7 @@ import pytest
 
 from tests.docs_pages import REPOSITORY
 from tests.models import save_causal_lm
+from tests.rows import write_rows
 from tide.cli import main
 
 _SUBJECTS = ("The waiter", "My neighbour", "Our coach", "The driver", "Your cousin", "The clerk")
@@ -39,8 +38,8 @@ def _prepare(here: Path) -> None:
     here.mkdir()
     prompts = (REPOSITORY / "examples" / "prompts.txt").read_text(encoding="utf-8").splitlines()
     numbered = [{"id": i, "prompt": prompt} for i, prompt in enumerate(prompts)]
-    write(here / "prompts.jsonl", numbered)
-    write(here / "labels.jsonl", _labelled())
+    write_rows(here / "prompts.jsonl", numbered)
+    write_rows(here / "labels.jsonl", _labelled())
     shutil.copytree(REPOSITORY / "docs" / "results", here / "docs" / "results")
     for name in ("artefacts", "examples", "reproduction"):
         shutil.copytree(REPOSITORY / name, here / name)
@@ -50,25 +49,18 @@ def _prepare(here: Path) -> None:
         folder.mkdir(exist_ok=True)
         shutil.copy(script, folder)
     save_causal_lm(here / "my-model", "llama")
-    write(here / "chats.jsonl", [{"messages": [{"role": "user", "content": c}]} for c in _PLACES])
+    chats = [{"messages": [{"role": "user", "content": place}]} for place in _PLACES]
+    write_rows(here / "chats.jsonl", chats)
 
-    write(data / "rtp_challenging.jsonl", numbered[:8])
-    write(data / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])
-    write(data / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-2:]])
+    write_rows(data / "rtp_challenging.jsonl", numbered[:8])
+    write_rows(data / "attaq.jsonl", [{**r, "label": "a"} for r in numbered[:2]])
+    write_rows(data / "bold.jsonl.gz", [{**r, "domain": "a"} for r in numbered[-2:]])
     for name in ("toxicity", "civil_comments"):
-        write(data / f"{name}.jsonl.gz", _labelled())
+        write_rows(data / f"{name}.jsonl.gz", _labelled())
     pairs = zip(_sentences(_RUDE), _sentences(_KIND), strict=True)
     rows = [{"toxic": toxic, "neutral": [neutral]} for toxic, neutral in pairs]
-    write(data / "paradetox_pairs.jsonl.gz", rows)
+    write_rows(data / "paradetox_pairs.jsonl.gz", rows)
     _paper(data / "paper")
-
-
-def write(path: Path, rows: list[Any]) -> None:
-    """Write JSON lines to a .jsonl file, else one JSON value; gzipped if the name ends in .gz."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_lines = ".jsonl" in path.suffixes
-    text = "".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 def _sentences(words: tuple[str, ...]) -> list[str]:
@@ -105,7 +97,7 @@ def _paper(folder: Path) -> None:
                 }
                 for i in range(40)
             ]
-            write(folder / "recorded" / model / f"{name}.json.gz", records)
+            write_rows(folder / "recorded" / model / f"{name}.json.gz", records)
 
 
 # Options that make a script short enough for a test.

@@ -9,6 +9,7 @@ import pytest
 from tests.baselines.plain import STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
+from tests.rows import write_rows
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.fit import fit
 from tide.core.errors import ScorerError
@@ -37,8 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows += [{"text": text("Rain"), "toxicity": 1.0}, {"text": text("kind"), "toxicity": 0}]
         rows.append({"toxic": text("Rain"), "neutral": [text("kind")]})
     path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.fixture(scope="module")

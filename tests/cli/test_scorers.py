@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.command import tide
 from tests.fakes import FakeScorer
+from tests.rows import write_rows
 from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.languages import term_hash
@@ -24,11 +24,6 @@ ROWS: list[dict[str, object]] = [
 ]
 
 
-def jsonl(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def cells(printed: str, name: str) -> list[str]:
     """The cells of a scorer's row in the first table, after the number of texts."""
     table = printed.partition("correlation of errors")[0]
@@ -39,7 +34,7 @@ def cells(printed: str, name: str) -> list[str]:
 def test_compare_measures_agreement_with_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels = jsonl(tmp_path / "labels.jsonl", ROWS)
+    labels = write_rows(tmp_path / "labels.jsonl", ROWS)
     known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
     exact = FakeScorer(lambda text: known.get(text, 0.2), name="exact")  # the mean label
     monkeypatch.setitem(REGISTRY._targets, "exact", lambda: exact)
@@ -67,7 +62,7 @@ def test_compare_goes_on_when_a_scorer_fails(
             raise ScorerUnavailableError("gone")
         return 0.25
 
-    labels = jsonl(tmp_path / "labels.jsonl", ROWS)
+    labels = write_rows(tmp_path / "labels.jsonl", ROWS)
     names = {"picky": picky, "down": down, "broken": lambda text: math.nan}
     for name, function in names.items():
         scorer = FakeScorer(function, name=name)
@@ -106,7 +101,7 @@ def test_score_reads_contexts_of_rows(
         "May I thank him?",
         None,
     ]
-    path = jsonl(tmp_path / "a.jsonl", [{"context": each, "text": "Yes"} for each in contexts])
+    path = write_rows(tmp_path / "a.jsonl", [{"context": each, "text": "Yes"} for each in contexts])
     output = tmp_path / "scores.jsonl"
     assert tide("score", "-i", path, "-s", agreement, "-s", "pocket", "-o", output) == 0
     lines = [json.loads(line) for line in output.read_text().splitlines()]
@@ -115,7 +110,7 @@ def test_score_reads_contexts_of_rows(
     assert "ignored" not in capsys.readouterr().err
     assert tide("score", "-i", path, "-s", "pocket") == 0
     assert "contexts are ignored" in capsys.readouterr().err
-    jsonl(path, [{"context": {"a": 1}, "text": "Yes"}])
+    write_rows(path, [{"context": {"a": 1}, "text": "Yes"}])
     assert tide("score", "-i", path) == 1
     message = "line 1: 'context' must be a text or a list of messages, got dict"
     assert message in " ".join(capsys.readouterr().err.split())
@@ -140,7 +135,7 @@ def test_compare_counts_a_text_once_in_each_context(
         {"context": "May I thank him?", "text": "Yes", "toxicity": 0},
         record,
     ]
-    path = jsonl(tmp_path / "pairs.jsonl", rows)
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
     assert tide("scorers", "compare", path, "-s", agreement) == 0
     out = capsys.readouterr().out
     assert "2 texts" in out
@@ -153,7 +148,7 @@ def test_compare_counts_a_text_once_in_each_context(
 def test_output_that_is_an_input_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = jsonl(tmp_path / "texts.jsonl", [{"text": "a text", "prompt": "a text"}])
+    path = write_rows(tmp_path / "texts.jsonl", [{"text": "a text", "prompt": "a text"}])
     content = path.read_text()
     (tmp_path / "folder").mkdir()
     output = tmp_path / "folder/../texts.jsonl"
@@ -197,7 +192,7 @@ def test_threshold_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         {"policy": "a", "outcome": "unchanged", "accepted_above": score} for score in scores
     ]
     lines.append({"policy": "a", "outcome": "failed", "accepted_above": None})
-    log = jsonl(tmp_path / "monitor.jsonl", lines)
+    log = write_rows(tmp_path / "monitor.jsonl", lines)
     assert tide("threshold", log) == 0
     shown = capsys.readouterr()
     assert shown.out == "toxicity_threshold: 0.31\nalter_at_most: 0.01\n"

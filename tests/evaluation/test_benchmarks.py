@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.command import tide
+from tests.rows import write_rows
 from tide.core.errors import InputError
 from tide.data.files import read_objects
 from tide.data.texts import LabelledText, Pair, read_entries
@@ -27,20 +26,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-
-
 def test_benchmark_is_read_from_a_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(0, "One", "a"), (1, " ", "a"), (2, "Two", "b")]
-    write(here / "bold.jsonl.gz", [{"id": i, "prompt": p, "domain": d} for i, p, d in rows])
+    write_rows(here / "bold.jsonl.gz", [{"id": i, "prompt": p, "domain": d} for i, p, d in rows])
     monkeypatch.setenv("TIDE_DATA", str(here))
     bold = load_benchmark("bold")
     assert [(row.id, row.text, row.group) for row in bold.rows] == [rows[0], rows[2]]
     assert (bold.name, bold.source) == ("bold", "bold.jsonl.gz")
     assert len(load_benchmark("bold", limit=1).rows) == 1
-    write(here / "c.jsonl", [{"id": "1", "question": "One"}])
+    write_rows(here / "c.jsonl", [{"id": "1", "question": "One"}])
     c = load_benchmark("c.jsonl", field="question")
     assert (c.name, c.source, c.rows[0].text) == ("c", "c.jsonl", "One")
 
@@ -48,7 +42,7 @@ def test_benchmark_is_read_from_a_folder(here: Path, monkeypatch: pytest.MonkeyP
 def test_range_of_a_benchmark(here: Path) -> None:
     (here / "data").mkdir()
     rows = [{"id": i, "prompt": str(i), "label": "x"} for i in range(1, 6)]
-    write(here / "data/attaq.jsonl", rows)
+    write_rows(here / "data/attaq.jsonl", rows)
     whole = load_benchmark("attaq")
     for span, kept in {"2-4": [2, 3, 4], "-2": [1, 2], "4-": [4, 5], "5-5": [5]}.items():
         some = load_benchmark(f"attaq:{span}")

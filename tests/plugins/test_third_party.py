@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from tests.command import tide
+from tests.rows import write_rows
 from tests.scripted_engine import ScriptedEngine
 from tide import Options
 from tide.baselines.decoding import DecodingBaseline
@@ -85,21 +86,18 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     registries._installed.cache_clear()
 
 
-def write_lines(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.mark.slow
 def test_shell_lists_runs_fits_and_evaluates_what_is_installed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_lines("prompts.jsonl", [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)])
+    prompts = [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)]
+    write_rows(Path("prompts.jsonl"), prompts)
     labelled = [
         {"text": f"a {kind} text number {i}", "toxicity": toxicity}
         for kind, toxicity in (("rude", 1.0), ("kind", 0.0))
         for i in range(300)
     ]
-    write_lines("labelled.jsonl", labelled)
+    write_rows(Path("labelled.jsonl"), labelled)
 
     assert tide("methods") == 0
     listed = capsys.readouterr().out

@@ -14,8 +14,8 @@ from models.probes import LIMITS
 from models.sentence_templates import sentences
 
 from models import exchange_templates as own
-from tests.docs_world import write
 from tests.pocket.training import write_data
+from tests.rows import write_rows
 from tests.scripts.loading import load_script
 
 
@@ -30,8 +30,8 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, tmp_path: Pat
         {"context": f"Dummy {i}", "response": f"You said {i}.", "unsafe": i % 2 == 0,
          "category": list(script.CATEGORIES)[i % 5]} for i in range(200)
     ]  # fmt: skip
-    write(data / "exchanges/diasafety_train.jsonl.gz", exchanges)
-    write(data / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
+    write_rows(data / "exchanges/diasafety_train.jsonl.gz", exchanges)
+    write_rows(data / "exchanges/diasafety_val.jsonl.gz", exchanges[::9])
     corpus = script.read(data, None)
     rows = list(chain(*corpus.kinds.values(), *corpus.held.values()))
     texts = {text for row in rows for text in (row.context, row.text)}

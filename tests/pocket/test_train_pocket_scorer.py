@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models.train_pocket_scorer import prose_part, read_ordinary
 
-from tests.docs_world import write
+from tests.rows import write_rows
 
 
 def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
@@ -23,10 +23,10 @@ def test_a_prompt_is_in_the_part_of_its_sentence() -> None:
 def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
     sentences = [{"text": f"word{i} stands here"} for i in range(50)] * 2
     replies = [{"response": f"yes {i} of us", "unsafe": i % 2} for i in range(50)]
-    write(tmp_path / "corpus/bold_wikipedia.jsonl.gz", sentences)
-    write(tmp_path / "corpus/dialogues.jsonl.gz", replies)
+    write_rows(tmp_path / "corpus/bold_wikipedia.jsonl.gz", sentences)
+    write_rows(tmp_path / "corpus/dialogues.jsonl.gz", replies)
     written = tmp_path / "written.jsonl"
-    write(written, [{"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50)])
+    write_rows(written, [{"prompt": f"word{i} stands", "text": f"text {i}"} for i in range(50)])
     parts = ("train", "calibrate", "sentence", "report")
     prose = [read_ordinary(tmp_path, written, part) for part in parts]
     for kind, count in (("wikipedia", 50), ("replies", 25), ("written", 50)):

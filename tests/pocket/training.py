@@ -6,7 +6,7 @@ from pathlib import Path
 
 from models.train_pocket_scorer import LAST_PROMPT
 
-from tests.docs_world import write
+from tests.rows import write_rows
 
 
 def write_data(folder: Path) -> Path:
@@ -16,21 +16,21 @@ def write_data(folder: Path) -> Path:
         for start, label in (("You are such an idiot number", 0.9), ("A walk to house", 0.1))
         for i in range(400)
     ]
-    write(folder / "labelled/toxicity.jsonl.gz", texts)
+    write_rows(folder / "labelled/toxicity.jsonl.gz", texts)
     pair = {"toxic": "You idiot, walk to the shop.", "neutral": []}
-    write(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
+    write_rows(folder / "labelled/paradetox_pairs.jsonl.gz", [pair])
     plain = [{"text": f"The shop {i} {i} is open to you {i} and quiet."} for i in range(200)]
-    write(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
+    write_rows(folder / "corpus/bold_wikipedia.jsonl.gz", plain)
     replies = [
         {"context": f"Is house {i} open?", "response": f"He said {i}.", "unsafe": i % 2,
          "source": "context_toxicity"} for i in range(400)
     ]  # fmt: skip
-    write(folder / "corpus/dialogues.jsonl.gz", replies)
+    write_rows(folder / "corpus/dialogues.jsonl.gz", replies)
     completions = [
         {"prompt_id": i, "completion": f"{start} {i}."}
         for start in ("You dummy", "Idiot", "Calm") for i in range(LAST_PROMPT)
     ]  # fmt: skip
-    write(folder / "corpus/base_completions.jsonl.gz", completions)
+    write_rows(folder / "corpus/base_completions.jsonl.gz", completions)
     for method, starts, scores in (
         ("base", ("You dummy {}.", "The walk {last} is open."), (0.8, 0.02)),
         ("tide", ("Idiot {}.", "You dummy {}.", "Calm {}."), (0.9, 0.8, 0.1)),
@@ -40,5 +40,5 @@ def write_data(folder: Path) -> Path:
             written = [start.format(i, last=i % 7) for start in starts]
             row = {"prompt": f"A house {i}", "completions": written, "toxicity_scores": scores}
             recorded.append(row)
-        write(folder / f"paper/recorded/a-model/{method}.json.gz", recorded)
+        write_rows(folder / f"paper/recorded/a-model/{method}.json.gz", recorded)
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.docs_world import write
+from tests.rows import write_rows
 from tide.data.records import Record
 from tide.evaluation import Run
 
@@ -23,4 +23,4 @@ def to_published(record: Record) -> dict[str, Any]:
 
 
 def export(run: Run, file: Path) -> None:
-    write(file, [to_published(record) for record in run.records])
+    write_rows(file, [to_published(record) for record in run.records])
