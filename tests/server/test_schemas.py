@@ -100,6 +100,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
         ({"max_output_tokens": 10**7}, "max_output_tokens"),
+        ({"text": "json"}, "text"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"Reasoning": {}}, "Reasoning"),
     ],
     "/v1/messages": [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
@@ -114,6 +117,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
          "messages.0.content.0.type"),  # only a gateway takes it
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
         ({"max_tokens": 10**7}, "max_tokens"),
+        ({"output_config": "json"}, "output_config"),
     ],
 }  # fmt: skip
 

@@ -90,6 +90,7 @@ def test_perspective_s_answer(server: Running) -> None:
         {"comment": {"text": " \n"}},
         {"comment": None},
         {"context": {"entries": "x"}},
+        {"context": "x"},
     ],
 )
 def test_perspective_s_error(server: Running, wrong: dict[str, Any]) -> None:

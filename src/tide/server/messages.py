@@ -130,6 +130,7 @@ class MessagesRequest(Translated):
     stop_sequences: Rows[Text] | None = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: ToolChoice | None = None
+    output_config: dict[str, Any] = Field({})
     format: SchemaFormat | None = Field(None, validation_alias=AliasPath("output_config", "format"))
 
     refused: ClassVar = {
@@ -142,7 +143,6 @@ class MessagesRequest(Translated):
         "context_management",
         "metadata",
         "n",
-        "output_config",  # besides its format
         "service_tier",
         "thinking",
     )

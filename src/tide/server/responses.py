@@ -115,6 +115,8 @@ class ResponsesRequest(Translated):
     max_output_tokens: MaxTokens = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    text: dict[str, Any] = Field({})
+    reasoning: dict[str, Any] = Field({})
     format: TextFormat | None = Field(None, validation_alias=AliasPath("text", "format"))
     verbosity: Text | None = Field(None, validation_alias=AliasPath("text", "verbosity"))
     effort: Text | None = Field(None, validation_alias=AliasPath("reasoning", "effort"))
@@ -131,10 +133,8 @@ class ResponsesRequest(Translated):
         "max_tool_calls",
         "metadata",  # OpenAI refuses it in a chat that is not stored
         "n",
-        "reasoning",  # besides its effort
         "store",
         "stream_options",
-        "text",  # besides format and verbosity
         "truncation",
     )
 

@@ -66,6 +66,7 @@ class AnalyzeRequest(_ScoringRequest):
     """A request to Perspective. entries: the texts before the comment, the oldest first."""
 
     comment: Comment
+    context: dict[str, Any] | None = None
     entries: Rows[Comment] = Field([], validation_alias=AliasPath("context", "entries"))
     attributes: Annotated[dict[str, Attribute], BeforeValidator(few)] = Field(
         alias="requestedAttributes", min_length=1
