@@ -84,6 +84,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"logit_bias": "x"}, "logit_bias"),  # it could not be joined with bans
         # Only a gateway takes these.
         ({"tools": TOOLS}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [USER, CALLS, RESULT]}, "messages"),
     ],
@@ -118,6 +119,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),  # a prefill
         ({"max_tokens": 10**7}, "max_tokens"),
         ({"output_config": "json"}, "output_config"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ],
 }  # fmt: skip
 

@@ -376,10 +376,11 @@ class ChatRequest(Generation):
                 for index, part in enumerate(parts):
                     part.only_text(f"messages.{number}.content.{index}")
         asks: dict[str, Any] = dict(sorted((forms or {}).items()))
-        names = ["tools", "tool_choice", "parallel_tool_calls"] if self.tools else []
+        has_tools = self.tools or self.tool_choice not in (None, "none", "auto")
+        names = ["tools", "tool_choice", "parallel_tool_calls"] if has_tools else []
         if self.response_format not in (None, {"type": "text"}):
             names.append("response_format")
-        asks |= self.model_dump(include={name for name in names if getattr(self, name) is not None})
+        asks |= self.model_dump(include={*names}, exclude_unset=True)
         for name, value in asks.items():
             if half_character(json.dumps(value, ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
