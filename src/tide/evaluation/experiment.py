@@ -283,7 +283,7 @@ def describe(
         "dtype": str(loaded.dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
         "engine_code": code_digest(type(loaded)) or None,
-        "engine_options": {option: options.get(option) for option in _DECIDING},
+        "engine_options": {name: options[name] for name in _DECIDING if name in options},
     }
     if loaded.in_process:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
