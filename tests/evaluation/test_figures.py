@@ -36,3 +36,10 @@ def test_figure_points_have_position_and_colour() -> None:
         ]
         assert points == expected
     assert figures.trade_off(summaries[:2], SOURCES) is None
+
+
+def test_figure_has_room_for_many_methods() -> None:
+    name = "tide:reject_degenerate=true,cosine_threshold=0.5,temperature=0.7"
+    summaries = [summarize(search_run(f"{name},seed={seed}")) for seed in range(18)]
+    (panel,) = drawn(figures.trade_off(summaries, SOURCES[:1]))
+    assert panel.get_window_extent().height > 100

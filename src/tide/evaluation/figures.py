@@ -27,7 +27,7 @@ _STYLE = {
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 LABEL = 46  # characters of a line below or above a panel
-_IN_LEGEND = 56  # characters of a label in a legend
+_IN_LEGEND, _LINE = 56, 0.16  # characters of a label in a legend; inches of its line
 _LARGEST = 1e6  # largest perplexity that is drawn
 
 
@@ -116,6 +116,9 @@ def legend(figure: Any, axes: Sequence[Any], says: str = "") -> None:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = [wrapped(label, _IN_LEGEND) for label in entries]
+    # A long legend would leave the panels no room.
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + _LINE * lines)
     title = {"title": says, "title_fontsize": 6}
     figure.legend(entries.values(), labels, loc="outside lower center", **title)
 
