@@ -8,13 +8,9 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 
 
-@pytest.fixture
-def detoxifier() -> Detoxifier:
-    engine = scripted_engine()
-    return Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", toxicity_threshold=0.3)
-
-
-def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
+def test_landscape_path_is_that_of_the_search() -> None:
+    engine, scorer = scripted_engine(), ReadingScorer()
+    detoxifier = Detoxifier(engine, scorer=scorer, strategy="tide", toxicity_threshold=0.3)
     results = list(detoxifier.map(PROMPTS))  # a map that is left goes on with other prompts
     prompt = next(result.prompt for result in results if result.best.iterations > 2)
     world = explore(detoxifier, prompt, grid=5)
@@ -36,5 +32,4 @@ def test_landscape_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     # One engine call, which may be repeated.
     first, again = (explore(detoxifier, prompt, grid=3, seed=1) for _ in range(2))
     assert np.array_equal(first.toxicity, again.toxicity)
-    assert isinstance(detoxifier.scorer, ReadingScorer)
-    assert len(detoxifier.scorer.calls[-1]) == 9
+    assert len(scorer.calls[-1]) == 9

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.scripts.loading import load_script
 
-
-@pytest.fixture
-def set_up() -> ModuleType:
-    return load_script("scripts/set_up.py")
+set_up = load_script("scripts/set_up.py")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +22,7 @@ def set_up() -> ModuleType:
     ],
 )
 def test_set_up_chooses_the_cpu_build(
-    asked: str, platform: str, has_gpu: bool, expected: bool, set_up: ModuleType, tmp_path: Path
+    asked: str, platform: str, has_gpu: bool, expected: bool, tmp_path: Path
 ) -> None:
     assert set_up.wants_cpu(asked, platform, has_gpu) is expected
     (tmp_path / "nvidiactl").touch()  # GPUs are found by their devices
