@@ -60,6 +60,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         *(({"messages": [{"role": "user", "content": [{"type": kind}]}]},
            "messages.0.content.0.type") for kind in ("image_url", "input_audio", "file")),
         ({"functions": [{"name": "find"}], "function_call": "auto"}, "functions"),
+        ({"tools": [{"type": "custom", "custom": {"name": "find"}}]}, "tools.0.type"),
         ({"messages": [USER, {**CALLS, "function_call": CALL["function"]}]},
          "messages.1.function_call"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),

@@ -356,10 +356,16 @@ class ChatMessage(Wire):
         return message
 
 
+class Tool(Wire):
+    """A tool of a chat. The call of another type than a function could not be read."""
+
+    type: Literal["function"]
+
+
 class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
     max_completion_tokens: MaxTokens = None  # the newer name of `max_tokens`
-    tools: Rows[dict[str, Any]] = []
+    tools: Rows[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
