@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
@@ -145,6 +146,7 @@ def machine() -> str:
     return " ".join([*processor, instructions, torch.__version__, transformers.__version__])
 
 
+@cache
 def read_golden() -> tuple[str, dict[str, Results]]:
     """Return the machine that recorded, and for each case, by name, the results of each prompt."""
     with gzip.open(GOLDEN, "rt") as file:

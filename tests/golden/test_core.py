@@ -7,25 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.golden.record import CASES, Case, Results, described, machine, read_golden
+from tests.golden.record import CASES, Case, described, machine, read_golden
 
 # Another processor sums in another order, which changes a token of some hundreds that are drawn.
 _ROWS_ELSEWHERE = 0.1
 _TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module")
-def golden() -> tuple[str, dict[str, Results]]:
-    return read_golden()
-
-
 @pytest.mark.parametrize("scope", ["quick", pytest.param("all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_results_are_those_recorded(
-    case: Case, scope: str, golden: tuple[str, dict[str, Results]], shared_data: Path
-) -> None:
+def test_results_are_those_recorded(case: Case, scope: str, shared_data: Path) -> None:
     """All of them on the machine that recorded; elsewhere all but one, or one of ten."""
-    recorded_on, recorded = golden
+    recorded_on, recorded = read_golden()
     count = case.quick if scope == "quick" else case.count
     expected = recorded[case.name][:count]
     results = [described(result) for result in case.results(count)]

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.runs import record, run, write
-from tests.scripts.loading import load_script
+from tests.scripts.loading import ROOT, load_script
 from tide.core.errors import InputError
 
 first_page = load_script("reproduction/first_page.py")
-ROOT = Path(__file__).parents[2]
 TOXIC = "toxic by judge"
 
 
