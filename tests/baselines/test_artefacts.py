@@ -35,7 +35,7 @@ def test_artefact_of_another_model_or_missing_is_refused(gpt2: World, tmp_path: 
     for artefacts, message in (
         (other.artefacts, "rad: .* was fitted for .*; fit again with tide fit rad"),
         (None, "rad: needs --artefacts FOLDER, made by tide fit rad --model"),
-        (tmp_path, r"rad: .* cannot be read; make it with tide fit"),
+        (tmp_path, r"rad: .* is missing; make it with tide fit"),
     ):
         with pytest.raises(InputError, match=message):
             load_baseline("rad", gpt2.engine, artefacts=artefacts)

@@ -335,10 +335,19 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     assert (out / "tide/records.jsonl").read_bytes() == before
 
 
-def test_wrong_option_is_found_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("dapt:x=1", r"^baseline dapt: no option 'x'"),
+        ("base,dapt", "^baseline dexperts: nowhere/dexperts is missing; make it with tide fit"),
+    ],
+)
+def test_wrong_method_is_found_before_loading(
+    methods: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(evaluating, "load_engine")
-    with pytest.raises(InputError, match=r"^baseline dapt: no option 'x'"):
-        evaluate(["a prompt"], "dapt:x=1", model="anything")
+    with pytest.raises(InputError, match=message):
+        evaluate(["a prompt"], methods, model="anything", artefacts=Path("nowhere"))
 
 
 SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])

@@ -56,16 +56,32 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
     write_text(folder / "artefact.json", note)
 
 
+def _fit_command(kind: str, name: str) -> str:
+    return f"tide fit {kind} --model {name} --data FILE --out FOLDER"
+
+
+def artefact_folder(artefacts: Path | None, kind: str, name: str) -> Path:
+    """Return the folder of baseline `kind` in `artefacts`. Raises InputError if it is missing.
+
+    name: the model's name.
+    """
+    command = _fit_command(kind, name)
+    if artefacts is None:
+        raise InputError(f"baseline {kind}: needs --artefacts FOLDER, made by {command}")
+    folder = Path(artefacts) / kind
+    if not folder.is_dir():
+        raise InputError(f"baseline {kind}: {folder} is missing; make it with {command}")
+    return folder
+
+
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:
     """Load the artefact of baseline `kind` from the folder `artefacts`.
 
     name: the name of `model`. Raises InputError if the artefact is missing or damaged, or belongs
     to another baseline or another model.
     """
-    command = f"tide fit {kind} --model {name} --data FILE --out FOLDER"
-    if artefacts is None:
-        raise InputError(f"baseline {kind}: needs --artefacts FOLDER, made by {command}")
-    folder = Path(artefacts) / kind
+    folder = artefact_folder(artefacts, kind, name)
+    command = _fit_command(kind, name)
     with guarded(InputError, f"baseline {kind}: {folder} cannot be read; make it with {command}"):
         note, weights = ((folder / file).read_bytes() for file in _FILES)
         info, tensors = json.loads(note), load(weights)

@@ -245,7 +245,12 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known)}")
     else:
-        read_baseline(spec)
+        create, _ = read_baseline(spec)
+        kind_of = getattr(create, "artefact_kind", None)
+        if kind_of is not None and kind_of():
+            from tide.baselines.artefacts import artefact_folder  # noqa: PLC0415  (slow import)
+
+            artefact_folder(rules.artefacts, kind_of(), model)
 
 
 def load_method(spec: str, model: Engine | str, scorer: Scorer | str, rules: MethodRules) -> Method:
