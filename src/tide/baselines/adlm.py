@@ -68,17 +68,29 @@ class Projection(nn.Module):
         for weight in (self.merge.weight, self.contract.weight):
             nn.init.zeros_(weight)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def read(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the block's inputs, queries (B, T, 2, d), and keys and values (B, T, 2, 2d)."""
+        x = self.norm(hidden.float())[..., None, :] + self.attributes
+        query, memory = self.attention(x).tensor_split([x.shape[-1]], dim=-1)
+        return x, query, memory
+
+    def forward(
+        self, hidden: Tensor, memory: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the changes (B, T, 2, d) of `hidden` (B, T, d) for both attributes.
 
-        Each state reads the states up to itself.
+        memory: keys and values of whole texts (B, T', 2, 2d), of which those in the mask
+        (B, 1, 1, 1, T') are read. By default each state reads the states of `hidden` up to itself.
         """
-        x = self.norm(hidden.float())[..., None, :] + self.attributes
+        x, query, fresh = self.read(hidden)
+        keys, values = (fresh if memory is None else memory).chunk(2, dim=-1)
         query, keys, values = (
             part.view(*part.shape[:-1], self._heads, -1).movedim(1, -2)
-            for part in self.attention(x).chunk(3, dim=-1)
+            for part in (query, keys, values)
         )
-        attended = scaled_dot_product_attention(query, keys, values, is_causal=True)
+        attended = scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None
+        )
         change: Tensor = self.merge(attended.movedim(-2, 1).flatten(-2))
         change = change + self.contract(self.expand(self.inner_norm(x + change)).relu())
         size = hidden.float().square().mean(dim=-1).sqrt()
@@ -88,24 +100,28 @@ class Projection(nn.Module):
 class AdlmLane(SteeredLane):
     """Projects the hidden states that the lane's own model computes.
 
-    `_texts`: the hidden states of each row's text, (T, d).
+    `_memories`: keys and values of each row's text. `_last`: the last hidden states (B, d).
     """
 
     baseline: Adlm
 
     def clear(self) -> None:
         super().clear()
-        self._texts: list[Tensor] = []
+        self._memories: list[Tensor] = []
+        self._last = torch.empty(0)
 
     def enter(self, rows: Sequence[Row]) -> None:
         super().enter(rows)
         hidden = self.baseline.states.value
-        self._texts += [hidden[number, -len(row.x) :] for number, row in enumerate(rows)]
+        _, _, memory = self.baseline.projection.read(hidden)
+        self._memories += [memory[number, -len(row.x) :] for number, row in enumerate(rows)]
+        self._last = torch.cat([self._last.to(hidden), hidden[:, -1]])
 
     def shift(self, scores: Tensor) -> Tensor:
-        hidden = nn.utils.rnn.pad_sequence(self._texts, batch_first=True)
-        last = [len(text) - 1 for text in self._texts]
-        changes = self.baseline.projection(hidden)[torch.arange(len(last)), last]
+        memory = nn.utils.rnn.pad_sequence(self._memories, batch_first=True)
+        lengths = torch.tensor([len(row) for row in self._memories], device=memory.device)
+        mask = before_end(lengths, memory.shape[1])[:, None, None, None]
+        changes = self.baseline.projection(self._last[:, None], memory, mask)[:, 0]
         clean, toxic = self.baseline.states.layer(changes).float().unbind(dim=1)
         base = self.stream.logits.float()
         scale = self.baseline.options.scale
@@ -113,12 +129,15 @@ class AdlmLane(SteeredLane):
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
-        pairs = zip(self._texts, self.baseline.states.value, strict=True)
-        self._texts = [torch.cat(pair) for pair in pairs]
+        hidden = self.baseline.states.value
+        _, _, memory = self.baseline.projection.read(hidden)
+        self._memories = [torch.cat(pair) for pair in zip(self._memories, memory, strict=True)]
+        self._last = hidden[:, -1]
 
     def leave(self) -> list[int]:
         order = super().leave()
-        self._texts = [self._texts[number] for number in order]
+        self._memories = [self._memories[number] for number in order]
+        self._last = self._last[order]
         return order
 
 
