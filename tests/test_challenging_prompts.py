@@ -10,7 +10,6 @@ from tide.data.texts import read_rows
 
 
 def test_toxic_completions_become_accepted_ones(shared_data: Path) -> None:
-    """An independent judge agrees."""
     rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
     results = list(Detoxifier(preset="relative", scorer="pocket").map(row.text for row in rows))
     before = [result.trials[0].base for result in results]

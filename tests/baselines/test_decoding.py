@@ -123,7 +123,6 @@ def test_labels_of_sasa_choose_the_classifier(gpt2: World) -> None:
 
 
 def test_max_batch_limits_sequences_of_a_pass(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Including candidates and prefixes."""
     baseline = gpt2.load(STRENGTHS["sasa"])
     monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
     whole = baseline.generate(PROMPTS, DRAWN, SEEDS)

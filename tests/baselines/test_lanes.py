@@ -43,7 +43,6 @@ def run_together(baseline: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_neighbours_change_nothing(gpt2: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither texts nor costs."""
     baseline: Any = gpt2.load(STRENGTHS[name])
     whole = written(baseline, PROMPTS, SEEDS)
     stop = whole[1][0].token_ids[2]  # so that rows end at different steps

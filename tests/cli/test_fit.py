@@ -90,7 +90,6 @@ def test_fit_all_fits_once(
 
 @pytest.mark.parametrize("kind", SCORED)
 def test_fit_ends_when_the_scorer_fails(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
-    """Its failure is not a score: nothing is learned from it."""
     judge = tmp_path / "judge.py"
     judge.write_text("def broken(texts):\n    return [float('nan')] * len(texts)\n")
     with pytest.raises(ScorerError, match="nan is not a score"):

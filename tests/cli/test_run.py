@@ -109,7 +109,6 @@ def test_run_writes_a_file_with_a_judge(
 
 
 def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
-    """`tide report` reads both."""
     judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     run = ("run", "-i", prompts_file, "-o", single, "--accept-empty", "--strategy", "tide")

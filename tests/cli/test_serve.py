@@ -125,7 +125,6 @@ def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_lines_are_json_without_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those that are cut, and those of libraries."""
     hide("sk-in-no-other-test")
     with _logging_as_json({"loading": "x" * 5000}):
         logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))

@@ -104,7 +104,6 @@ def test_openai_agents_with_tools(tools_url: str) -> None:
 
 
 def test_google_s_client(url: str) -> None:
-    """It needs the address, and the key by which it is let in."""
     discovery = pytest.importorskip("googleapiclient.discovery")
     client = discovery.build(
         "commentanalyzer",

@@ -87,7 +87,6 @@ def test_nothing_of_a_cancelled_call_is_scored_afterwards() -> None:
 
 
 def test_a_shared_engine_outlives_its_first_user() -> None:
-    """Closing a detoxifier ends only its own calls."""
     engine, scorer = Gated(0), ReadingScorer()
 
     async def run() -> None:

@@ -39,7 +39,6 @@ def alone() -> list[Result]:
 
 
 def test_prompts_are_detoxified(alone: list[Result]) -> None:
-    """The returned text is the text that was scored, and the accounting adds up."""
     trials = [trial for result in alone for trial in result.trials]
     assert np.mean([trial.base.toxicity >= 0.5 for trial in trials]) >= 0.4
     assert all(result.accepted for result in alone)
@@ -218,7 +217,6 @@ def test_public_names_exist_and_load_no_torch() -> None:
 
 
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/vllm/test_cluster.py runs a real cluster."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[ray\]'"):
         next(map_prompts(Detoxifier, ["a prompt"]))

@@ -37,7 +37,6 @@ def test_values_that_were_not_recorded_are_absent() -> None:
 
 
 def test_changed_counts_harmless_completions() -> None:
-    """By each source, among the model's own completions that pass."""
     base = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
     base.records[2] = record(2, [0.05, 0.9], [0.6, 0.2])
     other = run([[0.0, 0.0]] * 3, "backtrack", settings={"toxicity_threshold": 0.1})

@@ -96,7 +96,6 @@ def test_page_marks_texts_that_are_not_accepted() -> None:
 
 
 def test_page_escapes_markup_and_control_characters() -> None:
-    """Wherever an untrusted text may hold them."""
     runs = [run([[0.2]] * 2, HOSTILE), search_run("tide", prompts=2)]
     for hostile in runs:
         hostile.config["model"] = hostile.config["benchmark"]["name"] = HOSTILE

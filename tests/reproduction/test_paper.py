@@ -30,7 +30,6 @@ def table_of(path: Path) -> list[list[str]]:
 
 
 def test_repeated_ids_give_way_to_places(tmp_path: Path) -> None:
-    """A recorded maximum is not believed."""
     rows = [to_published(record(number, [0.2, 0.4])) for number in (0, 1, 0, 1)]
     path = tmp_path / "x.json"
     path.write_text(json.dumps([row | {"max_toxicity": 0.99} for row in rows]))

@@ -68,7 +68,6 @@ def test_as_many_prompts_are_under_way_as_the_engine_runs() -> None:
 
 @pytest.mark.parametrize("max_batch", [1, 64])
 def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int) -> None:
-    """Whichever texts are scored in the same call, or none."""
     expected = list(
         Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2).map(PROMPTS)
     )

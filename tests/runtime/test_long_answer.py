@@ -93,7 +93,6 @@ def test_a_wide_window_that_fails_fails_the_answer() -> None:
 @pytest.mark.parametrize("stop", ["w6 end. Good2", " w3"])
 @pytest.mark.parametrize("pace", ["word", "5", "sentence", "whole"])
 def test_an_answer_ends_before_a_stop_string(stop: str, pace: str) -> None:
-    """Wherever the scored beginnings end."""
     trial = story(never, stop=stop, strategy=f"backtrack:pace={pace}")(PROMPT).best
     assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
     assert trial.returned.finish_reason == "stop"

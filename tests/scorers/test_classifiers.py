@@ -119,7 +119,6 @@ def test_architectures_read_long_texts_in_a_batch_as_alone(
 
 
 def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
-    """The worst window counts, windows cover every word, and a score is independent of others."""
     scorer = load_scorer(f"hf:{save_classifier(tmp_path, ['ok', 'toxic'])}")
     head = "kind people " * 2 * CONTEXT
     scores = scorer.score([head, *(head + f"{word} " * CONTEXT for word in WORDS)])

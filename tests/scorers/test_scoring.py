@@ -110,7 +110,6 @@ async def test_a_quick_scorer_answers_in_the_loop_unless_texts_are_long(
 
 
 async def test_a_quick_screen_does_not_wait_for_a_slow_call(held: HeldScorer) -> None:
-    """Nor would the end of the program."""
     held.screen = FakeScorer(hundredths, quick=True)  # type: ignore[attr-defined]
     scoring = Scoring(held)
     slow = [send(scoring, "four")]
@@ -212,7 +211,6 @@ ERRORS: list[BaseException] = [
 async def test_a_text_that_the_scorer_cannot_take_fails_alone(
     error: BaseException, quick: bool
 ) -> None:
-    """Holds for any exception; the next call is not affected."""
     scoring = Scoring(failing(error, quick=quick))
     sent = [send(scoring, text) for text in ("good", "bad one", "better")]
     good, bad, better = await answers(*sent)

@@ -104,7 +104,6 @@ def test_roles_are_left_to_the_server(
 
 
 def test_fields_of_other_requests(upstream: TextServer, server: Running) -> None:
-    """Nobody has checked them."""
     server.ask("The weather", messages=[USER], Messages=[USER])
     assert upstream.requests[0] == {"prompt": "The weather", "model": "tiny", **STREAM}
     server.chat(Prompt="x", max_tokens=4)

@@ -221,7 +221,6 @@ def test_error_by_the_threshold_of_the_request(upstream: TextServer) -> None:
 def test_error_of_the_server_is_withheld_while_the_scorer_is_down(
     upstream: TextServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names what failed without texts."""
     upstream.faults = {"<broken>": FAULTS["HTTP 500"]}
     scorer = FailingScorer(ScorerUnavailableError("down"))
     with caplog.at_level(logging.INFO, "tide"), gateway(upstream, scorer) as server:

@@ -414,7 +414,6 @@ def test_memory_that_ends_when_rows_enter_spares_running_rows(
 
 
 def test_closing_ends_running_rows(tmp_path: Path) -> None:
-    """Also those that other threads read, slowly."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"), max_batch=2)
     began = threading.Event()
 

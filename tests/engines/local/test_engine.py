@@ -369,7 +369,6 @@ def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: Transform
 
 @pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
 def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
-    """Whichever file names the second of the two tokens."""
     folder = save_causal_lm(tmp_path, "gpt2")
     with TransformersEngine(folder) as engine:
         (whole,) = written(engine, GREEDY, PROMPTS[:1])
