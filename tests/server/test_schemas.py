@@ -105,6 +105,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"text": "json"}, "text"),
         ({"reasoning": "high"}, "reasoning"),
         ({"Reasoning": {}}, "Reasoning"),
+        ({"temperature": "hot"}, "temperature"),  # as a field of the chat
     ],
     "/v1/messages": [
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
