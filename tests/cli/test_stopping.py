@@ -27,6 +27,7 @@ class Slow:
         return [{score}] * len(texts)
     def close(self): pass
 """
+STOPPED = "stopped; written records are kept, and the same command resumes"
 
 
 def served(folder: Path, server: TextServer, then: str, score: float = 0.1) -> list[str]:
@@ -63,7 +64,7 @@ def test_stop_keeps_finished_records(tmp_path: Path, upstream: TextServer) -> No
         return output.exists() and output.read_bytes().count(b"\n") >= 3
 
     _, said = stopped(command, tmp_path, signal.SIGTERM, three_records)
-    assert said == "stopped"
+    assert said == STOPPED
     assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
 
 
@@ -94,7 +95,7 @@ def test_stop_at_once_prints_nothing(
         time.sleep(0.3 * called)
         return called
 
-    assert stopped(command, tmp_path, number, begun) == ("", "stopped")
+    assert stopped(command, tmp_path, number, begun) == ("", STOPPED)
 
 
 def test_stop_while_a_server_does_not_answer(tmp_path: Path, upstream: TextServer) -> None:
@@ -106,7 +107,7 @@ def test_stop_while_a_server_does_not_answer(tmp_path: Path, upstream: TextServe
 
     upstream.answer = hang
     command = ["A prompt", "--engine", "openai", "--base-url", upstream.url]
-    assert stopped(command, tmp_path, signal.SIGINT, asked.is_set) == ("", "stopped")
+    assert stopped(command, tmp_path, signal.SIGINT, asked.is_set) == ("", STOPPED)
     ended.set()
 
 
@@ -149,7 +150,7 @@ def test_stop_at_a_bad_moment(tmp_path: Path, upstream: TextServer, moment: str)
     (tmp_path / "slow.py").write_text(MOMENTS[moment])
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
-    assert (ended.returncode, lines[-2:]) == (130, ["stopping...", "stopped"])
+    assert (ended.returncode, lines[-2:]) == (130, ["stopping...", STOPPED])
     assert len(lines) <= 3  # and the line that says what is loading
 
 

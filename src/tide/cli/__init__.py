@@ -113,7 +113,7 @@ class Stopped(BaseException):
     """A signal stopped the command. Not a KeyboardInterrupt, whose message typer hides."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("stopped")
+        super().__init__("stopped; written records are kept, and the same command resumes")
         self.exit_code = 128 + number
 
 
