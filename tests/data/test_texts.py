@@ -123,7 +123,7 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
         ({"text": 3, "toxicity": 0}, "text: .*string"),
         ({"number": 0}, "text: Field required"),
         ({"toxic": "a"}, "neutral: Field required"),
-        ({"toxic": "a", "neutral": ["b", ""]}, "neutral.1: String should match"),
+        ({"toxic": "a", "neutral": ["b", ""]}, "neutral.1: is empty"),
         ({"toxic": 3, "neutral": "b"}, "toxic: .*string"),
     ],
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
@@ -173,7 +173,13 @@ _READERS: dict[str, Callable[[Path, str], Iterator[tuple[str, dict[str, Any]]]]]
 PAIRS = "pairs"  # the group of texts that come from pairs
 
 
-_Text = Annotated[str, Field(pattern=r"\S")]  # not blank
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 class LabelledText(BaseModel, frozen=True, strict=True):
