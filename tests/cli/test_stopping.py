@@ -151,7 +151,7 @@ def test_stop_at_a_bad_moment(tmp_path: Path, upstream: TextServer, moment: str)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, ["stopping...", STOPPED])
-    assert len(lines) <= 3  # and the line that says what is loading
+    assert len(lines) <= 4  # and those that say what is loading, and how it searches
 
 
 def test_bug_is_one_line(tmp_path: Path) -> None:
