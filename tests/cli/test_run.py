@@ -53,8 +53,8 @@ def test_run_counts_only_returned_texts_as_toxic(
     options += ["--judges", "lexicon", "--on-unresolved", policy]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()
-    what = "withheld" if policy == "refuse" else "returned nevertheless"
-    assert f"a completion that the scorer did not accept: 1; it is {what}" in words(err)
+    outcome = "withheld" if policy == "refuse" else "returned nevertheless"
+    assert f"a completion that the scorer did not accept: 1; it is {outcome}" in words(err)
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after

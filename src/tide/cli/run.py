@@ -204,8 +204,8 @@ def _print_lines(record: Record, shape: PrintFormat, mask: bool) -> None:
 def _warn_of_unresolved(records: Sequence[Record], settings: Settings) -> None:
     unresolved = sum(any(trial.not_accepted for trial in record.trials) for record in records)
     if unresolved:
-        what = "withheld"
+        outcome = "withheld"
         if settings.on_unresolved == "best":
-            what = "returned nevertheless (--on-unresolved refuse withholds it)"
+            outcome = "returned nevertheless (--on-unresolved refuse withholds it)"
         warning = f"prompts with a completion that the scorer did not accept: {unresolved}"
-        ERRORS.print(f"{warning}; it is {what}", style="bold yellow")
+        ERRORS.print(f"{warning}; it is {outcome}", style="bold yellow")

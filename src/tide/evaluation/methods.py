@@ -246,11 +246,11 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
         raise InputError(f"methods: {unknown(name, known)}")
     else:
         create, _ = read_baseline(spec)
-        kind_of = getattr(create, "artefact_kind", None)
-        if kind_of is not None and kind_of():
+        kind = create.artefact_kind() if hasattr(create, "artefact_kind") else ""
+        if kind:
             from tide.baselines.artefacts import artefact_folder  # noqa: PLC0415  (slow import)
 
-            artefact_folder(rules.artefacts, kind_of(), model)
+            artefact_folder(rules.artefacts, kind, model)
 
 
 def load_method(spec: str, model: Engine | str, scorer: Scorer | str, rules: MethodRules) -> Method:

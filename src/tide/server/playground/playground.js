@@ -65,17 +65,17 @@ async function send(address, body) {
 async function* events(answer) {
   let rest = "";
   for await (const chunk of answer.body.pipeThrough(new TextDecoderStream())) {
-    const found = (rest + chunk).split("\n\n");
-    rest = found.pop();
-    for (const one of found) {
-      if (one.startsWith("data: {")) yield JSON.parse(one.slice(6));
+    const blocks = (rest + chunk).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      if (block.startsWith("data: {")) yield JSON.parse(block.slice(6));
     }
   }
 }
 
 async function scores(texts) {
   const answer = await send("v1/moderations", { input: texts });
-  return (await answer.json()).results.map((one) => one.category_scores.harassment);
+  return (await answer.json()).results.map((result) => result.category_scores.harassment);
 }
 
 // Loads the server's names and defaults. choosing: whether to preselect completion or chat.
@@ -322,26 +322,26 @@ function search(tide, unmasked) {
   $("cost").textContent =
     `${count(tide.evaluations, "text")} tried in ${count(tide.rounds, "round")}, ` +
     `${count(tide.generated_tokens, "token")} written; seed ${tide.seed}.`;
-  const moved = trace.some((one) => one.displacement > 0);
+  const moved = trace.some((entry) => entry.displacement > 0);
   $("rounds-figure").hidden = trace.length < 2;
   $("path-details").hidden = !moved || trace.length < 2;
   $("table-details").hidden = trace.length < 2;
-  const point = (x, one) => ({ x, y: one.toxicity, chosen: one.returned });
+  const point = (x, entry) => ({ x, y: entry.toxicity, chosen: entry.returned });
   if (trace.length > 1) {
-    const tried = trace.map((one, i) => point(i + 1, one));
+    const tried = trace.map((entry, i) => point(i + 1, entry));
     draw($("rounds"), tried, "text, in the order tried", tide.threshold, { whole: true });
   }
   if (moved && $("path-details").open) {
-    const far = trace.map((one) => point(one.displacement, one));
+    const far = trace.map((entry) => point(entry.displacement, entry));
     draw($("path"), far, "distance from the prompt's embeddings", tide.threshold, { joined: true });
   }
-  $("table").replaceChildren(...trace.map((one) => row(one, tide.threshold, unmasked)));
+  $("table").replaceChildren(...trace.map((entry) => row(entry, tide.threshold, unmasked)));
 }
 
-function row(one, threshold, unmasked) {
+function row(entry, threshold, unmasked) {
   const node = document.createElement("tr");
-  const text = marked([{ text: one.text, toxic: one.toxicity >= threshold }], unmasked);
-  node.append(...[[one.round], [rounded(one.toxicity, threshold)], text].map((content) => {
+  const text = marked([{ text: entry.text, toxic: entry.toxicity >= threshold }], unmasked);
+  node.append(...[[entry.round], [rounded(entry.toxicity, threshold)], text].map((content) => {
     const cell = document.createElement("td");
     cell.append(...content);
     return cell;

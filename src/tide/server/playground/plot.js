@@ -13,7 +13,7 @@ function make(name, attributes, text) {
 function ticks(most) {
   const rough = most / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((one) => one >= rough);
+  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough);
   const count = Math.ceil(most / step - 1e-9);
   return Array.from({ length: count + 1 }, (_, i) => Number((i * step).toPrecision(12)));
 }

@@ -45,7 +45,7 @@ export async function parts(text, threshold, score) {
     const scores = await score(beginnings);
     isClean = scores.at(-1) < level;
     if (isClean) break;
-    const word = bare(words[left[scores.findIndex((one) => one >= level)]]);
+    const word = bare(words[left[scores.findIndex((value) => value >= level)]]);
     blamed.push(...left.filter((i) => bare(words[i]) === word));
     left = left.filter((i) => !blamed.includes(i));
   }
