@@ -183,6 +183,7 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
         (["serve", "--host", "no such host", "--port", "0"], "--host no such host"),
         (["serve", "--on-unresolved", "best"], "on_unresolved"),
         (["TIDE_SERVE_MAX_TOKEN=5", "serve"], "TIDE_SERVE_MAX_TOKEN: unknown option"),
+        (['TIDE_SERVE_STOP=["a b"', "serve"], "--stop: its environment variable is no JSON list"),
     ],
 )
 def test_bad_input_is_one_clear_line(

@@ -96,11 +96,13 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "deadline"), [((), 600.0), (("--engine-option", "deadline=30"), 30)]
+    ("chosen", "passed"),
+    [((), {"deadline": 600.0, "a": "b c"}), (("--engine-option", "deadline=30"), {"deadline": 30})],
 )
-def test_completion_of_a_gateway_may_take_as_long_as_its_request(
-    chosen: Sequence[str], deadline: float, monkeypatch: pytest.MonkeyPatch
+def test_options_of_a_gateway_s_engine_and_of_its_environment(
+    chosen: Sequence[str], passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A completion may take as long as its request."""
     loaded: list[dict[str, Any]] = []
 
     def load_engine(name: str, model: str, **options: Any) -> None:
@@ -108,10 +110,11 @@ def test_completion_of_a_gateway_may_take_as_long_as_its_request(
         raise InputError("enough")
 
     monkeypatch.setattr("tide.engines.load_engine", load_engine)
+    monkeypatch.setenv("TIDE_SERVE_ENGINE_OPTION", '["a=b c"]')
     gateway = ("--engine", "openai", "--base-url", "http://127.0.0.1:1", "--port", "0")
     options = ("--scorer", "pocket", "--request-seconds", "600", *chosen)
     assert command.tide("serve", *gateway, *options) == 1
-    assert [options["deadline"] for options in loaded] == [deadline]
+    assert loaded == [{"required": False, "base_url": "http://127.0.0.1:1", **passed}]
 
 
 def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,8 +254,9 @@ def test_second_scorer_while_the_first_is_down(
 ) -> None:
     first = FailingScorer(score=lambda text: float("idiot" in text), name="rude", pace="word")
     monkeypatch.setitem(REGISTRY._targets, "dying", lambda: first)
-    backed = {"scorer": "dying", "on_scorer_failure": RUDE}
-    path = written(tmp_path / "tide.yaml", policies={"backed": backed})
+    bare = {"scorer": "dying"}
+    policies = {"backed": {**bare, "on_scorer_failure": RUDE}, "bare": bare}
+    path = written(tmp_path / "tide.yaml", policies=policies, default=[*policies])
 
     def texts() -> tuple[list[str], set[str]]:
         choices = server.ask("x y", seed=3, n=8).json()["choices"]
@@ -266,7 +267,8 @@ def test_second_scorer_while_the_first_is_down(
         assert by == {"fallback:rude,rude"}
         first.error = ScorerUnavailableError("down")
         assert texts() == (before, {"rude"})
-        assert server.http.get("/ready").status_code == 200
+        assert server.ask(tide={"policy": "bare"}).status_code == 503
+        assert server.http.get("/ready").status_code == 200  # for the other policy
         assert server.metric("tide_scorer_fallback_texts_total") > 8
         assert not any("idiot" in text for text in before)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typer.core import TyperCommand
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.core.errors import InputError
+from tide.core.errors import InputError, guarded
 from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.data.texts import Row, read_rows
 from tide.detoxifier.presets import PRESETS
@@ -62,11 +62,19 @@ _PANELS_IN_ORDER = (
 
 
 class Command(TyperCommand):
-    """Refuses a single option that is given twice; its help groups options by their panel."""
+    """Refuses a single option that is given twice; its help groups options by their panel.
+
+    The environment variable of a repeatable option holds texts between white space, or JSON.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # not while the shell completes an unfinished command
             parameters: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            unnamed: list[Any] = [each for each in self.params if each not in parameters]
+            for parameter in unnamed:
+                if getattr(parameter, "multiple", False):
+                    values = _listed(parameter.resolve_envvar_value(ctx) or "", parameter.opts[0])
+                    args = [*(f"{parameter.opts[0]}={value}" for value in values), *args]
             for parameter in parameters:
                 is_repeated = parameters.count(parameter) > 1
                 if is_repeated and not (parameter.multiple or parameter.is_flag):
@@ -90,6 +98,14 @@ class Command(TyperCommand):
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the whole first sentence, which the list of commands wraps."""
         return super().get_short_help_str(10_000)
+
+
+def _listed(text: str, flag: str) -> list[str]:
+    """Return the values in a JSON list of texts; none if `text` does not begin like one."""
+    if not text.startswith('["'):
+        return []
+    with guarded(InputError, f"{flag}: its environment variable is no JSON list of texts"):
+        return list(json.loads(text))
 
 
 _OF_PRESETS = (

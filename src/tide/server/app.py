@@ -205,17 +205,21 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
         down = []
         if not engine.available:
             down.append("engine")
-        if not await asyncio.to_thread(scorers_answer):
+        if not await asyncio.to_thread(a_policy_answers):
             down.append("scorer")
         status = "unavailable" if down else "ok"
         state = {"status": status, "down": down, "engine": engine.capability_notes}
         return JSONResponse(state, 503 if down else 200)
 
-    def scorers_answer() -> bool:
-        """Return False if a scorer without which answers fail is known to be down."""
-        # Policies may share a scorer. With a set, a scorer that is down is called only once.
-        scorers = {policy.measured for policy in policies.table.enforced}
-        return all(scorer.check() for scorer in scorers)
+    def a_policy_answers() -> bool:
+        """Return False if all policies need a scorer, and the scorers are known to be down."""
+        usable = policies.table.usable
+        if any(policy.mode == "monitor" for policy in usable):
+            return True
+        # Policies may share a scorer. With a set, a scorer that is down is called only once, and
+        # only if no other works: the call may take longer than a probe waits.
+        scorers = sorted({policy.measured for policy in usable}, key=lambda scorer: not scorer.up)
+        return any(scorer.check() for scorer in scorers)
 
     @routes.get("/metrics")
     async def figures() -> Response:

@@ -304,10 +304,10 @@ class Table:
     models: Mapping[str, ServedPolicy]
 
     @property
-    def enforced(self) -> set[ServedPolicy]:
-        """The policies whose answers need their scorer; shadows and monitored ones do not."""
+    def usable(self) -> set[ServedPolicy]:
+        """The policies that answer clients; others are only shadows of these."""
         usable = [policies for _, policies in self.keys.values()] or [self.default]
-        return {policy for policies in usable for policy in policies if policy.mode == "enforce"}
+        return {policy for policies in usable for policy in policies}
 
 
 def files_named_in(scorer: Any) -> Any:
