@@ -48,6 +48,7 @@ TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default=MappingProxyT
 # Gets the headers of each answer that a server writes for the current request, as it begins.
 ANSWERS: ContextVar[list[httpx.Headers] | None] = ContextVar("answers", default=None)
 
+_TAG, _TITLE = re.compile("<[^>]*>"), re.compile("(?i)<title[^>]*>([^<]*)")
 MIB = 2**20
 _CONNECT = 5.0  # seconds
 KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
@@ -105,11 +106,17 @@ class Reply:
     body: bytes
 
     def message(self) -> str:
-        """Return the error message of an OpenAI-compatible server on one line."""
+        """Return the error message of an OpenAI-compatible server on one line.
+
+        Of a balancer's page, it is the title.
+        """
         text = self.error().get("message")
         if not isinstance(text, str):
             text = self.body[:4096].decode("utf-8", "replace")
-        return sanitized(" ".join(text.split()))
+            if text.lstrip().startswith("<"):
+                title = _TITLE.search(text)
+                text = title[1] if title else _TAG.sub(" ", text)
+        return sanitized(" ".join(text.split())) or f"HTTP {self.status}"
 
     def error(self) -> dict[str, Any]:
         """Return the error object of an OpenAI-compatible server; empty if there is none."""
