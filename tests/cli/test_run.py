@@ -49,27 +49,19 @@ def mine(folder: Path, score: str) -> str:
 def test_run_counts_only_returned_texts_as_toxic(
     policy: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["-s", mine(tmp_path, "0.9"), "--strategy", "resample:max_iterations=1"]
-    options += ["--judges", "lexicon", "--on-unresolved", policy]
+    guide = mine(tmp_path, "0.9")
+    options = ["-s", guide, "--strategy", "resample:max_iterations=1", "--on-unresolved", policy]
+    options += ["--judges", f"lexicon,{guide}"]
     assert tide("run", "Hello there", *options) == 0
     out, err = capsys.readouterr()
     outcome = "withheld" if policy == "refuse" else "returned nevertheless"
     assert f"a completion that the scorer did not accept: 1; it is {outcome}" in words(err)
+    assert ("is the scorer of this run, not a judge" in err, out.count("toxic by")) == (True, 2)
     share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
     withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
     assert (share, *withheld) == after
     assert tide("run", "Hello") == 0
     assert "did not accept" not in capsys.readouterr().err
-
-
-def test_run_leaves_a_file_that_is_not_of_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "Hello"}\n')
-    assert tide("run", "Hello", "--output", path) == 1
-    assert "is not of a run (mine.jsonl.config.json is missing)" in words(capsys.readouterr().err)
-    assert path.read_text() == '{"prompt": "Hello"}\n'
 
 
 def test_run_reads_standard_input(
@@ -108,13 +100,16 @@ def test_run_writes_a_file_with_a_judge(
     assert re.findall(counted, capsys.readouterr().out) == [f"{sum(firsts) / len(firsts):.1f}"]
 
 
-def test_run_and_eval_write_equal_records(prompts_file: Path, tmp_path: Path) -> None:
+def test_run_and_eval_write_equal_records(
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     run = ("run", "-i", prompts_file, "-o", single, "--accept-empty", "--strategy", "tide")
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged) == 0
+    assert "\nfinished tide: 2 prompts\n" in capsys.readouterr().err
     without_clock = {"trials": {"__all__": {"seconds"}}}
     first, second = (
         [record.model_dump(exclude=without_clock) for record in read_run(path).records]
@@ -167,6 +162,7 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
         (["run"], "no texts; give texts"),
         (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
         (["run", "hi", "-o", "-"], "to print, leave --output out"),
+        (["run", "hi", "-o", "mine.jsonl"], "not of a run (mine.jsonl.config.json is missing)"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),
         (["run", "hi", "-o", "a.jsonl", "--format", "text"], "--format: applies to printed output"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
@@ -195,6 +191,7 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").touch()
+    Path("mine.jsonl").write_text('{"prompt": "Hello"}\n')
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
     for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
         monkeypatch.delenv(name)
@@ -203,7 +200,9 @@ def test_bad_input_is_one_clear_line(
         arguments = arguments[1:]
     assert tide(*arguments) == 1
     err = capsys.readouterr().err
-    (line,) = [line for line in err.splitlines() if not line.startswith("loading model ")]
+    assert Path("mine.jsonl").read_text() == '{"prompt": "Hello"}\n'
+    steps = ("loading model ", "strategy ")
+    (line,) = [line for line in err.splitlines() if not line.startswith(steps)]
     assert line.startswith("error: ")
     assert message in line
 

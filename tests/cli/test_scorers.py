@@ -92,7 +92,7 @@ def agreement(monkeypatch: pytest.MonkeyPatch) -> str:
     return "agreement"
 
 
-def test_score_reads_contexts_of_rows(
+def test_score_reads_contexts_of_rows_and_one_of_the_command(
     agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contexts: list[object] = [
@@ -110,16 +110,12 @@ def test_score_reads_contexts_of_rows(
     assert "ignored" not in capsys.readouterr().err
     assert tide("score", "-i", path, "-s", "pocket") == 0
     assert "contexts are ignored" in capsys.readouterr().err
+    assert tide("score", "Yes", "No", "--context", "May I insult him?", "-s", agreement) == 0
+    assert re.findall(r"0\.\d{3}", capsys.readouterr().out) == ["0.900", "0.000"]
     write_rows(path, [{"context": {"a": 1}, "text": "Yes"}])
     assert tide("score", "-i", path) == 1
     message = "line 1: 'context' must be a text or a list of messages, got dict"
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_score_with_one_context(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("score", "Yes", "No", "--context", "May I insult him?", "-s", agreement) == 0
-    out = capsys.readouterr().out
-    assert ("0.900" in out, "0.000" in out) == (True, True)
 
 
 def test_compare_counts_a_text_once_in_each_context(

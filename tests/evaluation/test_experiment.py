@@ -16,11 +16,12 @@ from tests.evaluation.runs import column
 from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.core.errors import CompletionError, InputError, ScorerError
+from tide.core.errors import CompletionError, InputError, ScorerError, TideError
 from tide.data.records import Likelihood, read_records
 from tide.data.texts import Row
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
 from tide.evaluation import experiment as evaluating
+from tide.evaluation.judging import Reference
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
 from tide.pocket import FOLDERS
@@ -43,6 +44,7 @@ class WordCount:
     """A reference that finds every word of a completion equally likely."""
 
     measured: ClassVar[list[str]] = []
+    check: ClassVar = Mock()
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name
@@ -336,18 +338,21 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "message"),
+    ("wrong", "message"),
     [
-        ("dapt:x=1", r"^baseline dapt: no option 'x'"),
-        ("base,dapt", "^baseline dexperts: nowhere/dexperts is missing; make it with tide fit"),
+        ({"methods": "dapt:x=1"}, r"^baseline dapt: no option 'x'"),
+        ({"methods": "base,dapt"}, "dexperts: nowhere/dexperts is missing; make it with tide fit"),
+        ({"reference": "nowhere/such/model"}, "^model nowhere/such/model: no such folder"),
+        ({"reference": "tests"}, r"^--reference tests \('none' measures no perplexity\): "),
     ],
 )
-def test_wrong_method_is_found_before_loading(
-    methods: str, message: str, monkeypatch: pytest.MonkeyPatch
+def test_wrong_name_is_found_before_loading(
+    wrong: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(evaluating, "load_engine")
-    with pytest.raises(InputError, match=message):
-        evaluate(["a prompt"], methods, model="anything", artefacts=Path("nowhere"))
+    monkeypatch.setattr(evaluating, "Reference", Reference)
+    with pytest.raises(TideError, match=message):
+        evaluate(["a prompt"], **wrong, model="anything", artefacts=Path("nowhere"))
 
 
 SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])

@@ -102,7 +102,7 @@ def evaluate(
         limit=limit,
         chat=chat,
         overwrite=overwrite,
-        progress=evaluation.Bars(),
+        progress=evaluation.Bars(log=True),
         **(overrides or {}),
     )
     _print_tables(evaluation.report(runs, tests=False, draw=False).tables)
@@ -134,7 +134,7 @@ def judge(
         judges=options.judges(judges),
         reference=reference or [],
         engine_options=options.engine_options(None, device=device, max_batch=max_batch),
-        progress=evaluation.Bars(),
+        progress=evaluation.Bars(log=True),
     )
     _print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)
@@ -168,8 +168,9 @@ def report(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    out = out or evaluation.find_runs(runs)[0].parent / "report"
-    whole = evaluation.report(runs, against=against, out=out)
+    paths = evaluation.find_runs(runs)
+    out = out or paths[0].parent / "report"
+    whole = evaluation.report(paths, against=against, out=out)
     _print_tables(whole.tables)
     ERRORS.print(f"written to {out}; report.html shows all of it")
 

@@ -84,7 +84,7 @@ def run(
     rows = options.rows_of(prompts, input_file, field=field, limit=limit, chats=chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
-    from tide.evaluation.judging import NamedScorer, open_scorers  # noqa: PLC0415
+    from tide.evaluation.judging import NamedScorer, open_scorers, without_guide  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
@@ -109,6 +109,9 @@ def run(
         ERRORS.print(chosen, style="dim")
         started = time.monotonic()
 
+        progress = Bars(log=True)
+        loaded = without_guide(loaded, detoxifier.scorer.name, "--judges", progress)
+
         # 3. Complete the prompts.
         errors: list[TideError] = []
         if output is None:
@@ -116,7 +119,7 @@ def run(
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options or {}, detoxifier.engine)
-            job = Job(rows, {"scorer": guide, **described}, loaded, overwrite, Bars())
+            job = Job(rows, {"scorer": guide, **described}, loaded, overwrite, progress)
             records = _record(method, output, job, errors)
 
     # 4. Report.

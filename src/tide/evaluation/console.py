@@ -65,12 +65,20 @@ class Progress:
 
 
 class Bars(Progress):
-    """Shows a bar of the current work, and failures as lines, on stderr."""
+    """Shows a bar of the current work, and failures as lines, on stderr.
+
+    log: print a line for each finished task where no bar is shown, as in the log of a job.
+    """
+
+    def __init__(self, *, log: bool = False) -> None:
+        self._log = log
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         with progress_bar() as bar:
             yield partial(bar.advance, bar.add_task(title, total=total))
+        if self._log and total and not ERRORS.is_terminal:
+            ERRORS.print(f"finished {title}: {total} prompts")
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
         ERRORS.print(f"{title}, id {row_id}: {error}", style="red")

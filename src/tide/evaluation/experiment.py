@@ -31,6 +31,7 @@ from tide.evaluation.judging import (
     open_scorer,
     open_scorers,
     reference_named,
+    without_guide,
 )
 from tide.evaluation.methods import Method, MethodRules, check_method, load_method
 from tide.evaluation.runs import (
@@ -117,10 +118,13 @@ def evaluate(
         check_method(spec, name_of(model), rules)
     progress = progress or Progress()
     references = _references(reference, name_of(model), progress)
+    for name in references:
+        Reference.check(name)
     options = dict(engine_options or {})
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
-        outside = open_scorers(_listed(judges), stack)
+        opened = open_scorers(_listed(judges), stack)
+        outside = without_guide(opened, guide.scorer.name, "--judges", progress)
         with _opened(model, engine, options) as loaded:
             described = describe(model, engine, options, loaded)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
@@ -218,16 +222,17 @@ def judge(
     """
     paths = find_runs([Path(run) for run in _listed(runs)])
     progress = progress or Progress()
+    by_reference: dict[str, list[Path]] = {}
+    for path in paths:
+        for name in _references(reference, str(read_config(path).get("model")), progress):
+            by_reference.setdefault(name, []).append(path)
+    for name in by_reference:
+        Reference.check(name)
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
         loaded = open_scorers(_listed(judges), stack)
-        failed: dict[Path, Failed] = {}
-        by_reference: dict[str, list[Path]] = {}
-        for path in paths:
-            failed[path] = _judge(_records_of(path), path, loaded, progress)
-            for name in _references(reference, str(read_config(path).get("model")), progress):
-                by_reference.setdefault(name, []).append(path)
+        failed = {path: _judge(_records_of(path), path, loaded, progress) for path in paths}
         for name, run_paths in by_reference.items():
             _measure(run_paths, [name], engine_options or {}, progress)
         return [replace(read_run(path), failed=failed[path]) for path in paths]
@@ -329,9 +334,7 @@ def _judge(
     if not (judges and file.records):
         return failed
     config = read_config(path)
-    for judge in judges:
-        if judge.scorer.name == config["scorer"]["name"]:
-            continue  # the run already has the scores of this scorer
+    for judge in without_guide(judges, config["scorer"]["name"], str(path), progress):
         judges_so_far = {entry["name"]: entry for entry in config["judges"]}
         before = judges_so_far.get(judge.scorer.name, judge.config)
         if before.get("code") != judge.config.get("code"):

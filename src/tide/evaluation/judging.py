@@ -12,7 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from tide.core.errors import CompletionError, InputError, ScorerError, TideError
+from tide.core.errors import (
+    CompletionError,
+    EngineError,
+    InputError,
+    ScorerError,
+    TideError,
+    guarded,
+)
 from tide.data.records import (
     JudgeScore,
     Likelihood,
@@ -77,6 +84,16 @@ def open_scorers(
         if seen.setdefault(name, source) != source:
             raise InputError(f"{option}: two scorers have the name {name}; rename one")
     return opened
+
+
+def without_guide(
+    judges: Sequence[NamedScorer], guide: str, where: str, progress: Progress
+) -> list[NamedScorer]:
+    """Leave out a judge that is the scorer `guide` of a run, which has its scores, and say so."""
+    independent = [judge for judge in judges if judge.scorer.name != guide]
+    if len(independent) < len(judges):
+        progress.say(f"{where}: {guide} is the scorer of this run, not a judge; it has its scores")
+    return independent
 
 
 def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[RecordId, TideError]:
@@ -192,6 +209,15 @@ class Reference:
     def __init__(self, model: str, **engine_options: Any) -> None:
         self.name = model
         self._engine: Any = load_engine("transformers", model, **engine_options)
+
+    @staticmethod
+    def check(model: str) -> None:
+        """Raise EngineError for a model that does not exist, without loading it."""
+        from tide.core.pretrained import read_config  # noqa: PLC0415  (torch)
+        from tide.engines.checkpoint import source_of  # noqa: PLC0415
+
+        with guarded(EngineError, f"--reference {model} ('none' measures no perplexity)"):
+            read_config(source_of(model))
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.
