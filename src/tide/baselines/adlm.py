@@ -199,17 +199,16 @@ class Adlm(DecodingBaseline):
             discriminated = cross_entropy(projection.discriminator(mean)[..., 0], kinds)
             return language + _DIVERGENCE * divergence + discriminated
 
-        def margins(rows: list[Sequence[int]]) -> list[float]:
+        def margins(rows: list[Sequence[int]]) -> Tensor:
             padded, seen, base, changes = projected(rows)
             clean, dirty = (
                 (token_losses(base + head(change), padded) * seen).sum(dim=-1)
                 for change in changes.unbind(dim=2)
             )
-            return list((clean - dirty).tolist())
+            return clean - dirty
 
         lengths = [len(row) for row in ids]
         train([{"params": list(projection.parameters())}], loss, lengths, task, "projection")
-        with torch.inference_mode():
-            scores = read(margins, task.tokenize([text.text for text in held_out]))
+        scores = read(margins, task.tokenize([text.text for text in held_out]))
         tensors = {name: weight.half() for name, weight in projection.state_dict().items()}
-        return classified(tensors, held_out, scores)
+        return classified(tensors, held_out, scores.tolist())

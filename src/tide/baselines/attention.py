@@ -40,7 +40,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from tide.baselines.base import Options, ScaleOptions, Strength
 from tide.baselines.decoding import DecodingBaseline, MakeLane
 from tide.baselines.fit import FitTask, Fitted
-from tide.baselines.lanes import PromptRow, Reader, SteeredLane
+from tide.baselines.lanes import Reader, SteeredLane
 from tide.core.errors import EngineError, InputError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
@@ -156,18 +156,9 @@ class Reversal(DecodingBaseline):
         # The heads' outputs at the end of the negative prefix, (heads, size), by layer.
         self._negative_end: dict[int, Tensor] = {}
         self.engine.portal.run(self._read_negative_end)
-        prefixed = self.reader(
-            self.engine.model,
-            copies=2,
-            prompts=self._prefixed,
-            hooks=partial(self._heads.hooked, self._note),
-        )
+        noting = partial(self._heads.hooked, self._note)
+        prefixed = self.prefixed_reader((self.positive, self.negative), hooks=noting)
         return partial(SteeredLane, readers=[prefixed])
-
-    def _prefixed(self, row: PromptRow) -> list[list[int]]:
-        return self.engine.tokenize(
-            [prefix + row.text for prefix in (self.positive, self.negative)]
-        )
 
     def _note(self, layer: int, merged: Tensor) -> None:
         heads = self._heads.split(merged[:, -1].float())
@@ -237,22 +228,14 @@ class Destein(DecodingBaseline):
     def drawn_from(self) -> Reader:
         if not self.options.alpha:
             return super().drawn_from()
-        steering = partial(self._steer, self._vectors)
-        hooks = partial(self._heads.hooked, steering, outputs=True)
+        vectors = self.artefact.tensors["directions"].float().to(self.engine.device)
+        heads = find_heads(self.engine.model, self.engine.name)
+        hooks = partial(heads.hooked, partial(self._steer, vectors), outputs=True)
         return self.reader(self.engine.model, hooks=hooks)
 
     def _steer(self, vectors: Tensor, layer: int, added: Tensor) -> Tensor:
         moved = steer(added.float(), vectors[layer], self.options.alpha or 0.0)
         return moved.to(added.dtype)
-
-    @cached_property
-    def _heads(self) -> Heads:
-        return find_heads(self.engine.model, self.engine.name)
-
-    @cached_property
-    def _vectors(self) -> Tensor:
-        """Directions from neutral to toxic text, (layers, hidden)."""
-        return self.artefact.tensors["directions"].float().to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -16,7 +16,7 @@ from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.settings import Sampling
-from tide.engines.base import Piece, Request
+from tide.engines.base import Piece, Request, Token
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
@@ -124,6 +124,14 @@ class DecodingBaseline:
         # The engine has tried whether rows may enter while other rows are running.
         reader.forward.plain = reader.forward.plain and self.engine.forward.plain
         return reader
+
+    def prefixed_reader(self, prefixes: Sequence[str], **options: Any) -> Reader:
+        """Return a reader of the engine's model that reads a prompt once after each prefix."""
+
+        def prompts(row: PromptRow) -> list[list[Token]]:
+            return self.engine.tokenize([prefix + row.text for prefix in prefixes])
+
+        return self.reader(self.engine.model, copies=len(prefixes), prompts=prompts, **options)
 
     def fitted_reader(self, part: str = "", strength: float = 1.0, **options: Any) -> Reader:
         """Return a reader of a copy of the fitted model, which is loaded once for each `part`.

@@ -196,14 +196,12 @@ class Gedi(DecodingBaseline):
         train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
         measured = [row[:longest] for row in task.tokenize([text.text for text in held_out])]
 
-        def margins(rows: list[Sequence[int]]) -> list[float]:
+        def margins(rows: list[Sequence[int]]) -> Tensor:
             clean, toxic = class_losses(rows).unbind(dim=-1)
-            return list((clean - toxic).tolist())
+            return clean - toxic
 
-        with torch.inference_mode():
-            scores = read(margins, measured)
         tensors = tuning.tensors("lora.") | {"scale": log_scale.detach().exp()}
-        return classified(tensors, held_out, scores)
+        return classified(tensors, held_out, read(margins, measured).tolist())
 
 
 def _codes(tokenizer: Any) -> list[list[int]]:

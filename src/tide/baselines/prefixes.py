@@ -131,9 +131,9 @@ class Rad(DecodingBaseline):
             task.tokenize([text.text for text in held_out]),
             "reward model",
         )
-        fitted = classified(tensors, held_out, measured)
+        fitted = classified(tensors, held_out, measured.tolist())
         truth = torch.tensor([text.toxicity for text in held_out])
-        error = float(((torch.tensor(measured) - truth) ** 2).mean())
+        error = float(((measured - truth) ** 2).mean())
         fitted.held_out["squared error"] = error
         return fitted
 
@@ -155,7 +155,7 @@ def fit_head(
     measured: Sequence[Sequence[int]],
     title: str,
     begin: float = 0.5,
-) -> tuple[dict[str, Tensor], list[float]]:
+) -> tuple[dict[str, Tensor], Tensor]:
     """Train the task's model with a linear head, whose first prediction is `begin`.
 
     Returns the updates, and the predictions at the end of the `measured` texts. error: computes the
@@ -174,10 +174,9 @@ def fit_head(
         predictions, lengths = predict([ids[i] for i in numbers])
         return error(predictions, numbers, lengths)
 
-    @torch.inference_mode()
-    def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+    def at_the_end(rows: list[Sequence[int]]) -> Tensor:
         predictions, lengths = predict(rows)
-        return list(predictions[torch.arange(len(predictions)), lengths - 1].tolist())
+        return predictions[torch.arange(len(predictions)), lengths - 1]
 
     groups = [{"params": [*tuning.parameters, *head.parameters()]}]
     train(groups, loss, [len(row) for row in ids], task, title)
@@ -227,7 +226,7 @@ class Fudge(Rad):
             [0] * len(texts),
             task.tokenize([text.text for text in held_out]),
         )
-        return classified(tensors, held_out, [-logit for logit in logits])
+        return classified(tensors, held_out, (-logits).tolist())
 
 
 def fit_classifier(
@@ -236,7 +235,7 @@ def fit_classifier(
     labels: Sequence[float],
     starts: Sequence[int],
     measured: Sequence[Sequence[int]],
-) -> tuple[dict[str, Tensor], list[float]]:
+) -> tuple[dict[str, Tensor], Tensor]:
     """Train the task's model by `prefix_loss`; return the result of `fit_head`.
 
     ids, labels: token ids and labels of the training texts. starts: for each text, the first
@@ -280,4 +279,4 @@ class CriticControl(Fudge):
             [len(rollout.prompt) - 1 for rollout in learned],
             [rollout.ids for rollout in measured],
         )
-        return judged(tensors, measured, [-logit for logit in logits])
+        return judged(tensors, measured, (-logits).tolist())

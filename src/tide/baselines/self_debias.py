@@ -55,16 +55,12 @@ class SelfDebias(DecodingBaseline):
     options: SelfDebiasOptions
 
     def lanes(self) -> MakeLane:
-        decay, tokenize = self.options.decay, self.engine.tokenize
+        decay = self.options.decay
 
         def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
             unprefixed = base.softmax(-1)
             largest = prefixed.softmax(-1).view(len(base), -1, base.shape[-1]).amax(dim=1)
             return scores + factors(unprefixed, largest, decay).log()
 
-        prefixed = self.reader(
-            self.engine.model,
-            copies=len(self.prefixes),
-            prompts=lambda row: tokenize([prefix + row.text for prefix in self.prefixes]),
-        )
-        return partial(MixedLane, readers=[prefixed], combined=combined)
+        readers = [self.prefixed_reader(self.prefixes)]
+        return partial(MixedLane, readers=readers, combined=combined)

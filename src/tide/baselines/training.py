@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,6 @@ _READ_BATCH = 64
 # validations without improvement after which the training ends.
 _VALIDATION, _MOST_VALIDATION = 0.05, 256
 _VALIDATIONS, _PATIENCE = 8, 2
-
-_T = TypeVar("_T")
 
 
 def classified(
@@ -89,25 +87,26 @@ def hidden_states(
     pooled: maps right-padded hidden states (B, T, d) and the texts' lengths (B,) to (B, d).
     """
 
-    @torch.inference_mode()
-    def of(rows: list[Sequence[int]]) -> list[Tensor]:
+    def of(rows: list[Sequence[int]]) -> Tensor:
         padded, lengths = right_pad(rows, task.model.device)
         hidden = task.model.base_model(input_ids=padded, use_cache=False)[0]
-        return list(pooled(hidden, lengths).cpu())
+        return pooled(hidden, lengths)
 
-    return torch.stack(read(of, task.tokenize(texts)))
+    return read(of, task.tokenize(texts))
 
 
-def read(
-    work: Callable[[list[Sequence[int]]], Sequence[_T]], ids: Sequence[Sequence[int]]
-) -> list[_T]:
-    """Return the result of `work` for each row; `work` gets batches of rows of similar length."""
+@torch.inference_mode()
+def read(work: Callable[[list[Sequence[int]]], Tensor], ids: Sequence[Sequence[int]]) -> Tensor:
+    """Return the results of `work`, (n, ...), on the CPU.
+
+    work: maps a batch of rows of similar length to results (B, ...).
+    """
     order = by_length([len(row) for row in ids])
-    results: dict[int, _T] = {}
+    results = []
     for start in range(0, len(order), _READ_BATCH):
         numbers = order[start : start + _READ_BATCH]
-        results.update(zip(numbers, work([ids[i] for i in numbers]), strict=True))
-    return [results[number] for number in range(len(ids))]
+        results.append(work([ids[i] for i in numbers]).cpu())
+    return torch.cat(results)[torch.tensor(order).argsort()]
 
 
 def train(
@@ -185,18 +184,16 @@ class Tuning:
         return {f"{prefix}{name}": tensor.detach().half() for name, tensor in state.items()}
 
 
-@torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     """Return exp of the mean -log p per token, over all texts of at least two tokens."""
     ids = [row for row in ids if len(row) > 1]
 
-    def losses_of(rows: list[Sequence[int]]) -> list[float]:
+    def losses_of(rows: list[Sequence[int]]) -> Tensor:
         logits, padded, lengths = logits_of(model, rows)
         losses = token_losses(logits, padded)
-        seen = before_end(lengths - 1, losses.shape[1])
-        return list((losses.double() * seen).sum(dim=-1).tolist())
+        return (losses.double() * before_end(lengths - 1, losses.shape[1])).sum(dim=-1)
 
-    return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
+    return math.exp(sum(read(losses_of, ids).tolist()) / sum(len(row) - 1 for row in ids))
 
 
 def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], title: str) -> Tuning:

@@ -33,6 +33,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,11 +51,8 @@ _KL, _ENTROPY = 0.05, 0.06
 
 def fifths(toxicity: list[float]) -> list[int]:
     """Return the fifth of each text, from 0 (least toxic) to 4; texts of equal score keep order."""
-    order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
-    numbers = [0] * len(toxicity)
-    for rank, number in enumerate(order):
-        numbers[number] = rank * _FIFTHS // len(order)
-    return numbers
+    ranks = np.argsort(toxicity, kind="stable").argsort()
+    return list((ranks * _FIFTHS // len(toxicity)).tolist())
 
 
 def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
@@ -208,10 +206,9 @@ class Rectification(DecodingBaseline):
             q, padded, lengths = logits_of(tuning.model, [learned[i].ids for i in numbers])
             return outcome_error(q, padded, toxicity[numbers], starts[numbers], lengths)
 
-        @torch.inference_mode()
-        def at_the_end(rows: list[Sequence[int]]) -> list[float]:
+        def at_the_end(rows: list[Sequence[int]]) -> Tensor:
             q, padded, lengths = logits_of(tuning.model, rows)
-            return list((-q_of_tokens(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
+            return -q_of_tokens(q, padded)[torch.arange(len(q)), lengths - 2]
 
         lengths = [len(rollout.ids) for rollout in learned]
         train([{"params": [*tuning.parameters, *head.parameters()]}], loss, lengths, task, "Q")
@@ -220,7 +217,7 @@ class Rectification(DecodingBaseline):
             f"head.{name}": value.detach().half() for name, value in head.named_parameters()
         }
         danger = read(at_the_end, [rollout.ids for rollout in measured])
-        return judged(tensors, measured, danger)
+        return judged(tensors, measured, danger.tolist())
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
