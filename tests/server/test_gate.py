@@ -79,7 +79,8 @@ def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
             assert server.http.get("/v1/models", headers={"host": host}).status_code == 200, host
 
 
-def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a key, only loopback is listened at.
     monkeypatch.delenv("TIDE_SERVE_KEYS", raising=False)
     for host in ("127.0.0.1", "127.8.9.10", "::1", "localhost"):
         check_exposure(host, read_keys())
@@ -87,9 +88,6 @@ def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPa
         with pytest.raises(InputError, match="TIDE_SERVE_KEYS"):
             check_exposure(host, read_keys())
     check_exposure("0.0.0.0", [SecretStr("x")])
-
-
-def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDE_SERVE_KEYS", f"{KEYS[0]}, {KEYS[1]},")
     assert [key.get_secret_value() for key in read_keys()] == list(KEYS)
     monkeypatch.setenv("TIDE_SERVE_KEYS", "a b")

@@ -264,6 +264,20 @@ INPUT_IMAGE = {"type": "input_image", "image_url": "http://x/a.png", "detail": "
 SCHEMA = {"type": "object"}
 
 
+def test_answer_fails_if_the_scorer_dies_in_its_middle(losing_its_scorer: Running) -> None:
+    with closing(Messages(losing_its_scorer.url)) as api:
+        for ask, status in ((api.streamed, 200), (api.whole, 503)):  # the stream had begun
+            with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
+                ask()
+            assert caught.value.status_code == status
+    with closing(Responses(losing_its_scorer.url)) as api:
+        events, response = api.streamed()
+        assert (events[-1], response.error.code) == ("failed", "server_error")
+        assert "the scorer is unavailable" in response.error.message
+        with pytest.raises(openai.InternalServerError, match="the scorer is unavailable"):
+            api.whole()
+
+
 # /v1/messages
 
 
@@ -370,14 +384,6 @@ def test_id_of_a_message_and_of_an_error(messages: Messages, upstream: TextServe
     assert caught.value.request_id
 
 
-def test_message_fails_if_the_scorer_dies_in_its_middle(losing_its_scorer: Running) -> None:
-    with closing(Messages(losing_its_scorer.url)) as api:
-        for ask, status in ((api.streamed, 200), (api.whole, 503)):  # the stream had begun
-            with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
-                ask()
-            assert caught.value.status_code == status
-
-
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}'])
 def test_call_without_an_object_is_an_error(arguments: str) -> None:
     parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
@@ -399,11 +405,8 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
     says(upstream, FINE, Said('{"place": "there"}'))
     said = {"type": "input_text", "text": "Find it."}
     turns: list[Any] = [{"role": "user", "content": [said, INPUT_IMAGE]}]
-    choice = {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"type": "function", "name": "find"}],
-    }
+    find = {"type": "function", "name": "find"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [find]}
     first = responses.whole(
         input=turns, instructions="Be kind.", tools=[responses.tool], tool_choice=choice
     )
@@ -416,7 +419,7 @@ def test_conversation_of_items(responses: Responses, upstream: TextServer) -> No
     responses.whole(
         input=turns,
         tools=[responses.tool],
-        tool_choice={"type": "function", "name": "find"},
+        tool_choice=find,
         text={"format": schema, "verbosity": "low"},
         reasoning={"effort": "low"},
         max_output_tokens=50,
@@ -463,12 +466,3 @@ def test_refusal_is_a_part_of_its_own(responses: Responses, upstream: TextServer
     assert events[4:6] == ["refusal.delta", "refusal.done"]
     responses.whole(input=[USER, whole.output[0].to_dict(), USER])
     assert upstream.requests[-1]["messages"][1]["content"] == "I cannot help."
-
-
-def test_response_fails_if_the_scorer_dies_in_its_middle(losing_its_scorer: Running) -> None:
-    with closing(Responses(losing_its_scorer.url)) as api:
-        events, response = api.streamed()
-        assert (events[-1], response.error.code) == ("failed", "server_error")
-        assert "the scorer is unavailable" in response.error.message
-        with pytest.raises(openai.InternalServerError, match="the scorer is unavailable"):
-            api.whole()

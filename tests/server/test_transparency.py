@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.engines.openai.messages import Said
@@ -202,13 +203,25 @@ def test_bans_are_tokens_of_the_model_that_is_asked(upstream: TextServer, server
         assert set(upstream.requests[-1]["logit_bias"]) == ids
 
 
-@pytest.mark.parametrize("text", ["The river is wide. It", ""])
-def test_filter_of_the_server(text: str, upstream: TextServer, server: Running) -> None:
-    says(upstream, Said(text, reason="content_filter"))
+FILTERED = Said("The river is wide. It", reason="content_filter")
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "repairs"),
+    [
+        ([FILTERED], FILTERED.text, 0),
+        ([Said(reason="content_filter")], "", 0),
+        ([Said(f"A {BAD} town."), Said(" small", reason="content_filter")], "A small", 1),
+    ],
+)
+def test_filter_of_the_server(
+    said: list[Said], text: str, repairs: int, upstream: TextServer, server: Running
+) -> None:
+    says(upstream, *said)
     choice = choice_of(server)
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "content_filter")
-    assert choice["tide"]["accepted"] == bool(text)
-    assert choice["tide"]["repairs"] == 0
+    assert (choice["tide"]["accepted"], choice["tide"]["repairs"]) == (bool(text), repairs)
+    says(upstream, *said)
     pieces, reason = streamed(server)
     assert ("".join(pieces), reason) == (text, "content_filter")
 
@@ -363,13 +376,6 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     assert (whole["message"]["content"], whole["finish_reason"]) == ("".join(repaired), "stop")
 
 
-def test_repair_before_the_filter_of_the_server(upstream: TextServer, server: Running) -> None:
-    says(upstream, Said(f"A {BAD} town."), Said(" small", reason="content_filter"))
-    choice = choice_of(server)
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("A small", "content_filter")
-    assert (choice["tide"]["repaired"], choice["tide"]["repairs"]) == (True, 1)
-
-
 # Other paths, servers that are down or lack a path, connections
 
 
@@ -393,6 +399,17 @@ def test_models_embeddings_and_counts_are_the_servers(
     assert asked == [{**body, "model": "tiny"}] * len(paths)
     assert server.http.get("/v1/models").json() == {"data": upstream.models}
     assert server.http.get("/v1/models/tiny").json() == {"id": "tiny"}
+
+
+@pytest.mark.parametrize("deployment", [None, "large"])
+def test_client_of_azure(deployment: str | None, upstream: TextServer, server: Running) -> None:
+    where: dict[str, Any] = {"azure_endpoint": server.url, "azure_deployment": deployment}
+    asked: dict[str, Any] = {"model": "small", "max_tokens": 4}
+    with openai.AzureOpenAI(**where, api_key="any", api_version="any") as client:
+        assert client.completions.create(prompt="The weather", **asked).choices[0].text
+        assert client.chat.completions.create(messages=[USER], **asked).choices[0].message.content
+        assert client.models.list().data[0].id == "tiny"
+    assert {body["model"] for body in upstream.requests} == {deployment or "small"}
 
 
 def test_a_server_without_completions_answers_chats() -> None:
@@ -468,16 +485,9 @@ def test_server_without_the_model_is_logged_once(caplog: pytest.LogCaptureFixtur
     assert caplog.text.count(reason) == 1
 
 
-def test_connections_to_the_server_are_kept(upstream: TextServer, server: Running) -> None:
+def test_connections_are_kept_and_traces_go_on(upstream: TextServer, server: Running) -> None:
     writes(upstream, KIND)
     before = upstream.connections
-    for _ in range(6):
-        assert server.chat().status_code == 200
-    assert upstream.connections - before <= 1
-
-
-def test_traces_go_on_to_the_server(upstream: TextServer, server: Running) -> None:
-    writes(upstream, KIND)
     for trace in (b"00-1-2-01", b"\xe9"):
         headers = {"traceparent": trace}
         answer = server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
@@ -485,3 +495,4 @@ def test_traces_go_on_to_the_server(upstream: TextServer, server: Running) -> No
     server.ask("x")
     sent = [headers["traceparent"] for headers in upstream.headers[-3:]]
     assert (sent[0], sent[2]) == ("00-1-2-01", None)
+    assert upstream.connections - before <= 1

@@ -43,6 +43,8 @@ KEYS = "TIDE_SERVE_KEYS"
 # Of Anthropic's, Google's and Azure's clients.
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 _KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
+# Azure's paths of OpenAI's API; a deployment is a model.
+_AZURE = re.compile(r"/openai/(?:v1/|deployments/([^/]+)/)?(.*)")
 # Paths that need no key. The page of the playground asks its user for the key. Google's clients
 # fetch the discovery document before they have one.
 _OPEN = (*FILES, "/health", "/ready", "/$discovery/rest")
@@ -122,8 +124,7 @@ class Gate:
             return
         headers, started, status, is_stream = Headers(scope=scope), time.monotonic(), 0, False
         method = scope["method"]
-        if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
-            scope = {**scope, "method": "GET"}
+        scope, model = _standard(scope)
         request_id = headers.get("x-request-id", "")
         number = request_id if _NUMBER.fullmatch(request_id) else secrets.token_hex(8)
         scope[VISIT] = visit = Visit(number, content_type=headers.get("content-type"))
@@ -150,7 +151,7 @@ class Gate:
         try:
             self._check_key(scope, headers)
             scope["query_string"] = b""  # no route reads it; with a key in it, it would be traced
-            body = await self._read(receive, headers)
+            body = await self._read(receive, headers, model)
             if body is not None and await self._work(scope, body, receive, sending):
                 ended = "whole"
         except Exception as error:
@@ -215,8 +216,11 @@ class Gate:
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
         ((scope[VISIT].logged["key"], scope[VISIT].policies),) = matches
 
-    async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
-        """Return the body, or None after a disconnect. Raises Refused if it is too long."""
+    async def _read(self, receive: Receive, headers: Headers, model: str | None) -> bytes | None:
+        """Return the body, or None after a disconnect. Raises Refused if it is too long.
+
+        model: replaces that of the body, unless it is None.
+        """
         encoding = headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             raise Refused(415, f"Content-Encoding: {encoding} is not supported; leave it out")
@@ -233,7 +237,7 @@ class Gate:
             more = message.get("more_body", False)
         if size > limit:
             raise Refused(413, f"more than {limit:,} bytes, the server's --max-body")
-        return bytes(body)
+        return bytes(body) if model is None else _for_model(bytes(body), model)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
         """Let the app answer. If the client disconnects first, cancel the work and return False."""
@@ -277,6 +281,30 @@ class Gate:
             return False
         work.result()
         return True
+
+
+def _standard(scope: Scope) -> tuple[Scope, str | None]:
+    """Return a request to Azure's API as one to OpenAI's, and its deployment, which is a model.
+
+    HEAD becomes GET: uvicorn, which keeps its own scope, sends no body.
+    """
+    method, path, model = scope["method"], scope["path"], None
+    if method == "HEAD":
+        method = "GET"
+    if (azure := _AZURE.fullmatch(path)) is not None:
+        model, path = azure[1], f"/v1/{azure[2]}"
+    return {**scope, "method": method, "path": path}, model
+
+
+def _for_model(body: bytes, model: str) -> bytes:
+    """Return a request with this model. What is no object is left for its route to refuse."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(values, dict) or values.get("model") == model:
+        return body
+    return json.dumps({**values, "model": model}).encode()
 
 
 def digest_of_key(key: str) -> bytes:
