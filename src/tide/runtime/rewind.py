@@ -26,13 +26,7 @@ from tide.engines.base import Engine, Piece, Request, Token
 from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.runtime.watch import Failure, Watch, written
-from tide.scorers.base import (
-    Exchange,
-    TextScore,
-    is_blank,
-    is_nearly_empty,
-    split,
-)
+from tide.scorers.base import Exchange, TextScore, is_blank, is_nearly_empty, split
 from tide.scorers.scoring import Scoring
 from tide.search.backtrack import BacktrackOptions
 

@@ -23,13 +23,7 @@ from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Row, packed
 from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.stream import (
-    Forward,
-    Stream,
-    cache_in,
-    left_pad,
-    not_finite,
-)
+from tide.engines.local.stream import Forward, Stream, cache_in, left_pad, not_finite
 from tide.plugins.options import checked
 
 _LOG = logger(__name__)

@@ -21,12 +21,7 @@ from typing import Any, ClassVar
 import anyio
 
 from tide.core.chat import Chat, Rendered, as_lines, render
-from tide.core.errors import (
-    CompletionError,
-    CompletionLateError,
-    EngineError,
-    InputError,
-)
+from tide.core.errors import CompletionError, CompletionLateError, EngineError, InputError
 from tide.core.http import Seconds, ServerFailed, ServerLate, read_key
 from tide.core.results import FinishReason
 from tide.core.sanitize import logger
@@ -35,14 +30,7 @@ from tide.engines.base import NEVER, Engine, MaxBatch, Piece, Request, Token
 from tide.engines.openai.capabilities import Capabilities, look_at
 from tide.engines.openai.streams import Aside, streamed
 from tide.engines.openai.upstream import PATIENCE, Upstream, may_pass
-from tide.engines.openai.words import (
-    ChatText,
-    TokenSource,
-    Words,
-    ask_server,
-    same_word,
-    words_of,
-)
+from tide.engines.openai.words import ChatText, TokenSource, Words, ask_server, same_word, words_of
 from tide.plugins.options import checked
 
 _log = logger(__name__)
