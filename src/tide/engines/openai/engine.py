@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import anyio
 
-from tide.core.chat import Chat, Rendered, as_lines, render
+from tide.core.chat import Chat, Rendered, as_lines
 from tide.core.errors import CompletionError, CompletionLateError, EngineError, InputError
 from tide.core.http import Seconds, ServerFailed, ServerLate, read_key
 from tide.core.results import FinishReason
@@ -172,8 +172,7 @@ class OpenAIEngine(Engine):
     def _render(self, chat: Chat) -> Rendered:
         if chat.begun and self._server.continued is None:
             raise InputError("messages: this server does not continue a message of the assistant")
-        read = render(chat, as_lines, self.name)
-        text = ChatText(str(read), read.spans)
+        text = ChatText(as_lines(chat.dump()))
         text.chat = chat
         return text
 
