@@ -85,10 +85,14 @@ class _OtherBeginning(Exception):
 
 @dataclass
 class _Pending:
-    """Positions of the answer, each with its windows of text, and the scores of all windows."""
+    """Positions of the answer, each with its windows of text, and the scores of all windows.
+
+    screened: whether the scores are those of the scorer's screen.
+    """
 
     positions: list[tuple[int, list[str]]]
     scores: asyncio.Future[Sequence[TextScore]]
+    screened: bool
 
     async def by_position(self) -> list[tuple[int, Sequence[TextScore]]]:
         """Await the scores; return those of each position."""
@@ -276,14 +280,14 @@ def _ask(
     answer.effort.scorer_calls += len(set(texts))
     exchanges = [Exchange(answer.task.context, text) for text in texts]
     scores = answer.scoring.send(exchanges, is_blank, screened=screened, growing=True)
-    return _Pending(positions, scores)
+    return _Pending(positions, scores, screened)
 
 
 async def _judge(answer: Answer, pending: _Pending) -> Failure | None:
     """Await the scores of positions; return the first failure, if any."""
     watch, failure = answer.watch, None
     for position, scores in await pending.by_position():
-        if watch.screened:
+        if pending.screened:
             # The limits of attributes are the scorer's, not its screen's.
             rejects = not answer.task.settings.passes(max(score.value for score in scores))
             failure = await _read(answer, position, rejects=rejects)
@@ -326,13 +330,7 @@ def _has_passed(answer: Answer, pending: _Pending | None) -> bool:
 async def _settle(answer: Answer) -> Failure | None:
     """Await the score of the text that the scorer is reading, if any; return its failure."""
     reading, answer.reading = answer.reading, None
-    if reading is None:
-        return None
-    ((position, _),) = reading.positions
-    worst = answer.watch.acceptance.worst(await reading.scores)
-    failure = answer.watch.judge(position, worst)
-    _give_out(answer)
-    return failure
+    return None if reading is None else await _judge(answer, reading)
 
 
 # 3. Passed text is given out.
