@@ -174,7 +174,7 @@ class World:
         kind, _, options = spec.partition(":")
         score = getattr(self, kind.replace("-", "_"))
         ids, written = self.engine.tokenize([prompt])[0], []
-        sampler = Sampler(torch.device("cpu"))
+        sampler = Sampler(torch.empty(0, dtype=torch.int64))
         sampler.enter([Row(Request(ids, sampling, seed), torch.empty(0), ids, ids=written)])
         shift_first = kind not in WARP_FIRST or "order=shift-warp" in options
         for _ in range(sampling.max_new_tokens):

@@ -17,7 +17,7 @@ from tide.baselines.base import Training
 from tide.baselines.fit import TOXIC, FitTask, Fitted, of_kind
 from tide.core.errors import InputError, require
 from tide.data.texts import LabelledText
-from tide.engines.local.stream import by_length
+from tide.engines.local.batch import by_length
 
 _WARM_UP = 0.05
 _READ_BATCH = 64

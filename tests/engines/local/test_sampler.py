@@ -17,8 +17,6 @@ from tide.engines.base import Request
 from tide.engines.local.batch import Row
 from tide.engines.local.sampler import _MANY, _REACH, Sampler, gumbel_noise, noise_keys
 
-CPU = torch.device("cpu")
-
 
 def noise(seeds: Sequence[int], vocabulary: int, steps: int = 1) -> np.ndarray:
     """Shape (steps, seeds, vocabulary)."""
@@ -34,7 +32,7 @@ def row_of(sampling: Sampling, seed: int, banned: Sequence[int] = ()) -> Row:
 
 
 def sampler_of(sampling: Sampling, seeds: Sequence[int]) -> Sampler:
-    sampler = Sampler(CPU)
+    sampler = Sampler(torch.empty(0, dtype=torch.int64))
     sampler.enter([row_of(sampling, seed) for seed in seeds])
     return sampler
 
@@ -146,7 +144,7 @@ def test_rows_enter_and_leave_at_any_step(
 ) -> None:
     """Each row draws the same as alone: its penalties, lengths and noise stay with it."""
     stops = torch.tensor([4])
-    sampler = Sampler(CPU, stops)
+    sampler = Sampler(stops)
     # Each row twice, for the common sampler and for one of its own.
     rows: list[tuple[Row, Row, Sampler]] = []
     generator = torch.Generator().manual_seed(0)
@@ -155,7 +153,7 @@ def test_rows_enter_and_leave_at_any_step(
         sampler.keep(order)
         rows = [rows[i] for i in order]
         for row in entering:
-            together, single, alone = row_of(*row), row_of(*row), Sampler(CPU, stops)
+            together, single, alone = row_of(*row), row_of(*row), Sampler(stops)
             alone.enter([single])
             rows.append((together, single, alone))
         sampler.enter([together for together, *_ in rows[len(order) :]])

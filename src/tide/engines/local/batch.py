@@ -25,7 +25,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local.cache import Beginning, Pair
 from tide.engines.local.sampler import Sampler, noise_keys
-from tide.engines.local.stream import Forward, Stream, by_length, not_finite
+from tide.engines.local.stream import Forward, Stream, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
 _SHORT = 256
@@ -116,6 +116,11 @@ def packed(lengths: Sequence[int], most: int, *, most_padding: int = _CALL) -> l
     return groups
 
 
+def by_length(lengths: Sequence[int]) -> list[int]:
+    """Return the numbers of rows from short to long, so that neighbours need little padding."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
 class Lane:
     """Rows of similar lengths, with their stream and sampler.
 
@@ -135,7 +140,7 @@ class Lane:
     def clear(self) -> None:
         """Drop all rows, and free their keys and values."""
         self.stream = Stream(self.forward, multiple=self.multiple)
-        self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
+        self.sampler = Sampler(self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []
 

@@ -84,12 +84,11 @@ class Sampler:
     not warped, and gets the token of the largest logit. stop_ids: tokens that end a text, (S,).
     """
 
-    def __init__(self, device: torch.device, stop_ids: Tensor | None = None) -> None:
-        self._device = device
-        self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
+    def __init__(self, stop_ids: Tensor) -> None:
+        self._device, self._stop_ids = stop_ids.device, stop_ids
         self._rows: list[Row] = []
         self._seen: Tensor | None = None  # ids of each row under a repetition penalty
-        self._tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self._tokens = torch.empty(0, dtype=torch.int32, device=self._device)
         self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
         self._penalty = torch.empty(0, 1)

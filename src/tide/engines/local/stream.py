@@ -96,11 +96,6 @@ def cache_in(out: Any) -> Any:
     return cache if any(hasattr(layer, "keys") for layer in layers) else None
 
 
-def pairs_in(out: Any) -> list[Pair]:
-    """Return the keys and values in a model's output."""
-    return [(layer.keys, layer.values) for layer in cache_in(out).layers]
-
-
 class Stream:
     """A batch of sequences that a model reads token by token; rows enter and leave at any step.
 
@@ -118,11 +113,12 @@ class Stream:
         """Read embeddings (T_i, d) in one pass, and append their rows to the batch."""
         lengths = [len(row) for row in rows]
         out = self._forward.read(rows)
+        model_cache = cache_in(out)
         if self._forward.plain:
-            self.cache.add(lengths, pairs_in(out))
+            self.cache.add(lengths, [(layer.keys, layer.values) for layer in model_cache.layers])
         else:
             assert not self.cache.count
-            self._other_cache = cache_in(out)
+            self._other_cache = model_cache
             self.cache.add(lengths, [])
         logits = out.logits[:, -1]
         self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
@@ -182,11 +178,6 @@ class Stream:
             columns = torch.arange(cache.low, cache.columns + 1)
             self._mask = (columns >= starts[:, None]).long().to(device)
         self._starts = starts.to(device)
-
-
-def by_length(lengths: Sequence[int]) -> list[int]:
-    """Return the numbers of rows from short to long, so that neighbours need little padding."""
-    return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
 def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
