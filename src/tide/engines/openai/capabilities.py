@@ -163,9 +163,8 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
     """
     for question in _QUESTIONS:
         messages = [{"role": "user", "content": question}]
-        body = {"messages": messages, "max_tokens": _PROBED}
         try:
-            whole = words_of(await _complete(upstream, server, body))
+            whole = words_of(await _complete(upstream, server, {"messages": messages}))
         except ServerFailed as error:
             if may_pass(error):
                 raise
@@ -177,7 +176,7 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
             continue
         half_answer = {"role": "assistant", "content": begun}
         for more in _CONTINUED:
-            continuing = body | {"messages": [*messages, half_answer], **more}
+            continuing = {"messages": [*messages, half_answer], **more}
             try:
                 continuation = await _complete(upstream, server, continuing)
             except ServerFailed as error:

@@ -190,10 +190,8 @@ class TokenSource:
 
 
 def spellings(word: str) -> list[str]:
-    """Return spellings of a word, with and without a space and with other capitals."""
+    """Return spellings of a visible word, with and without a space and with other capitals."""
     core = word.strip()
-    if not core:
-        return [word]
     cases = dict.fromkeys((core, core.lower(), core.capitalize(), core.upper()))
     return [space + spelling for spelling in cases for space in (" ", "")]
 
