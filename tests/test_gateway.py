@@ -50,7 +50,7 @@ LACKING = {
     ("serve",): "torch",
     ("score", "hello", "--scorer", "hf:mine"): "torch",
     ("eval", str(ROOT / "examples/everyday.txt"), "--model", "mine"): "torch",
-    ("serve", "--engine", "openai", "--strategy", "resample"): "torch",
+    ("serve", "--engine", "openai", "--strategy", "tide"): "strategy tide: .*backtrack .*; torch",
 }
 
 

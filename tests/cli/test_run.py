@@ -167,6 +167,7 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
         (["run", "hi", "-o", "a.jsonl", "--format", "text"], "--format: applies to printed output"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
         (["run", "hi", "-s", "pocket", "--scorer", "lexicon"], "given twice and takes one value;"),
+        (["run", "hi", "--strategy", "rad:beta=3"], "; tide eval FILE --methods rad runs it"),
         (["run", "hi", "--model", "pocket", "-m", "other"], "--model: is given twice"),
         (["run", "hi", "--judges", "pocket,cache:pocket"], "have the name pocket"),
         (["score", "hi", "-s", "pocket", "-s", "cache:pocket"], "two scorers have the name"),

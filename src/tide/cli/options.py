@@ -247,7 +247,12 @@ def with_settings(
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         fields = {name: values.pop(name) for name in settings.model_fields}
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        strategy = str(given.get("strategy")).partition(":")[0]
+        if strategy in BASELINES.names():
+            fix = f"tide eval FILE --methods {strategy} runs it"
+            raise InputError(f"--strategy: {strategy} is a baseline, not a strategy; {fix}")
+        return given
 
     return _with_options(command, argument, added, collected)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tide.core.errors import InputError, StrategyError, guarded, one_line
+from tide.core.errors import InputError, MissingDependencyError, StrategyError, guarded, one_line
 from tide.core.settings import DEFAULT_STRATEGY, SCALES, Settings
 from tide.plugins.options import Options, parse_value
 from tide.plugins.registry import Registry
@@ -50,6 +50,16 @@ class LoadedStrategy:
         return search
 
 
+def _class_of(name: str) -> Any:
+    """Import the class of a strategy. Raises the errors of `Registry.load`."""
+    try:
+        return REGISTRY.load(name)
+    except MissingDependencyError as error:
+        needs = "a search needs torch and, unless it is resample, an engine with prompt embeddings"
+        engines = "(transformers or vllm); backtrack needs neither"
+        raise MissingDependencyError(f"strategy {name}: {needs} {engines}; {error}") from None
+
+
 def load_strategy(spec: str | type | LoadedStrategy) -> LoadedStrategy:
     """Load a search strategy.
 
@@ -64,7 +74,7 @@ def load_strategy(spec: str | type | LoadedStrategy) -> LoadedStrategy:
         return spec
     if isinstance(spec, str):
         name, options_given = parse_spec(spec, "strategy")
-        create = REGISTRY.load(name)
+        create = _class_of(name)
     elif isinstance(spec, type):
         name, options_given, create = f"{spec.__module__}:{spec.__qualname__}", {}, spec
     else:
@@ -97,7 +107,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
         layer = dict(source)
         if isinstance(layer.get("strategy"), str):
             name, spec_options = parse_spec(layer["strategy"], "strategy")
-            own_options = getattr(REGISTRY.load(name), "options_class", Options).model_fields
+            own_options = getattr(_class_of(name), "options_class", Options).model_fields
             common = spec_options.keys() & fields.keys() - own_options.keys() - {"strategy"}
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
