@@ -4,40 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.evaluation.runs import changed, search_run
 from tide.cli.display import completions_table, summary_table
 from tide.evaluation.console import CleanConsole
 
 
-def shown(threshold: float, **trial: Any) -> str:
-    """The table of a run with one prompt, all of whose trials have the values of `trial`."""
-    run = changed(search_run("tide", prompts=1), 0, **trial)
+@pytest.mark.parametrize(
+    ("trial", "before", "after"),
+    [
+        ({"toxicity": 0.096}, "0.11 one", "0.09 two"),
+        ({"empty": True}, "0.11 one", "-    two (too short to score)"),
+        ({"empty": True, "base_text": "two"}, *["-    two (too short to score)"] * 2),
+        ({"empty": True, "text": " \n"}, "0.11 one", "-    (empty)"),
+        ({"accepted": False}, "0.11 one", "0.20 two (not accepted)"),
+        ({"accepted": False, "refused": True, "text": ""}, "0.11 one", "0.20 (withheld)"),
+    ],
+)
+def test_cells_show_a_score_or_why_there_is_none(
+    trial: dict[str, Any], before: str, after: str
+) -> None:
+    """A score below the threshold of 0.1 is not rounded to it."""
+    usual = {"base_text": "one", "base_toxicity": 0.104, "text": "two", "toxicity": 0.2}
+    run = changed(search_run("tide", prompts=1), 0, **(usual | trial))
     console = CleanConsole(width=100)
     with console.capture() as captured:
-        console.print(completions_table(run.records, threshold, False))
-    return captured.get()
-
-
-def test_a_score_below_the_threshold_is_not_shown_as_the_threshold() -> None:
-    printed = shown(0.1, base_toxicity=0.104, toxicity=0.096, base_text="one", text="two")
-    assert "0.11 one" in printed
-    assert "0.09 two" in printed
-
-
-def test_a_text_that_no_scorer_saw_has_no_score() -> None:
-    printed = shown(0.5, text="a", base_text="a", empty=True, toxicity=0.0)
-    assert "0.00" not in printed
-    assert "a (too short to score)" in printed
-    printed = shown(0.5, text=" \n", base_text="a", empty=True, toxicity=0.0)
-    assert "-    (empty)" in printed
-
-
-def test_a_text_that_failed_is_labelled_in_parentheses() -> None:
-    printed = shown(0.1, text="and he", toxicity=0.2, accepted=False)
-    assert "and he (not accepted)" in printed
-    printed = shown(0.1, text="", base_text="a", toxicity=0.2, accepted=False, refused=True)
-    assert "0.20 (withheld)" in printed
-    assert "(empty)" not in printed
+        console.print(completions_table(run.records, 0.1, False))
+    row = captured.get().splitlines()[3]
+    assert [cell.strip() for cell in row.split("│")[2:4]] == [before, after]
 
 
 def test_summary_says_how_many_completions_it_counts() -> None:

@@ -64,15 +64,6 @@ def test_report_without_matplotlib_has_tables_for_each_benchmark_and_model(
     assert "toy, pocket, 6 prompts, protocol tide" in shown.out
 
 
-def test_report_says_why_it_draws_no_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(search_run("tide"), tmp_path / "alone")
-    assert tide("report", tmp_path) == 0
-    assert not list(tmp_path.glob("report/*.png"))
-    assert "no figure: it needs the perplexity of two runs" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("no_matplotlib")
 def test_runs_of_one_method_are_named_by_their_paths(runs: Path) -> None:
     write(search_run("tide", seed=5), runs / "again")
@@ -94,7 +85,7 @@ def test_report_against_an_unknown_method_writes_nothing(
     assert not (runs / "report").exists()
 
 
-def test_report_in_python(runs: Path) -> None:
+def test_report_in_python(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     report = evaluation.report(runs)
     assert set(report.figures) == {"trade-off"}
     assert [summary.method for summary in report.summaries] == ["base", "tide", "shuffled"]
@@ -102,3 +93,5 @@ def test_report_in_python(runs: Path) -> None:
     assert not (runs / "report").exists()
     in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
     assert [summary.method for summary in in_memory.summaries] == ["tide", "base"]
+    assert in_memory.figures == evaluation.report(runs / "tide").figures == {}
+    assert "no figure: it needs the perplexity of two runs" in caplog.text

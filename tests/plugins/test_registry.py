@@ -31,7 +31,7 @@ def shouting(texts: list[str]) -> list[float]:
     return [sum(c.isupper() for c in text) / max(1, len(text)) for text in texts]
 
 
-def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
+def test_registered_names_are_found_also_inside_of_others() -> None:
     tide.register("scorer", "shouting", shouting)
     scorer = tide.load_scorer("max:shouting,pocket")
     assert "shouting" in scorer.name
@@ -42,9 +42,6 @@ def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
         tide.load_scorer("shouting:loud")
     tide.register("scorer", "partly", partial(shouting))
     assert tide.load_scorer("partly").score(["ABab"])[0] == 0.5
-
-
-def test_a_baseline_is_found_by_its_name() -> None:
     tide.register("baseline", "decay", "tide.baselines.self_debias:SelfDebias")
     with pytest.raises(InputError, match="baseline decay: no option 'decoy'"):
         tide.load_baseline("decay:decoy=0", scripted_engine())  # type: ignore[arg-type]
@@ -55,7 +52,7 @@ def test_a_baseline_is_found_by_its_name() -> None:
     [
         ("judge", "mine", shouting, r"^kind: Input should be 'engine', 'scorer', "),
         ("scorer", "pocket", shouting, "'pocket' is registered already"),
-        ("scorer", "a:b", shouting, r"^name: String should match pattern .* \(got 'a:b'\)"),
+        ("scorer", "a:b", shouting, r"^name: must be letters, digits, .* \(got 'a:b'\)"),
         ("strategy", "mine", "Mine", r"^target: expected a class"),
     ],
 )

@@ -364,10 +364,13 @@ WRONG = {
     "policies: {a: {shadow: b}}": "policies.a.shadow: unknown policy 'b'",
     "policies: {a: {shadow: b, mode: monitor}, b: {}}": "policies.a: shadow: needs mode enforce",
     "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
-    "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
+    "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: must be 64",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(KEY_OF_NO_POLICY)}}}": "keys.k.policies: ",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(EMPTY_KEY)}}}": "keys.k.sha256: ",
     f"policies: {{b: {{}}}}\nkeys: {json.dumps(SAME_KEYS)}": "keys.k.sha256: is also the digest",
+    "policies: {a b: {}}": "policies.a b: must be up to 64 of a-z",
+    "policies: {on: {}}\ndefault: [on]": "valid string; in YAML, 'on', 'off', 'yes', 'no'",
+    "policies: {a: &a {}, b: {<<: *a, <<: *a}}": "<<: is there twice; write <<: [*first, ",
     "policies: [": "line 1, column 12",
     "": "file: Input should be",
     "policies: {a: {never: [2024-13-01]}}": "month must be",
@@ -385,6 +388,16 @@ def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"--policies {path}: ")
     assert WRONG[content] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_names_are_as_written_and_policies_merge_others(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    merged = "{<<: [&m {<<: *a, scorer: lexicon}, *a], mode: monitor}"
+    path.write_text(f"policies: {{a: &a {{scorer: pocket, preset: auto}}, on: {merged}, 1: *m}}")
+    policies = PolicyFile.read(path).policies
+    assert {name: policy.scorer for name, policy in policies.items()} == {
+        "a": "pocket", "on": "lexicon", "1": "lexicon"
+    }  # fmt: skip
 
 
 def test_never_has_no_short_words_if_short_texts_are_not_scored(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from tide.core.sanitize import sanitized
 
@@ -156,6 +157,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     meant = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
+
+
+def matching(pattern: str, form: str) -> AfterValidator:
+    """Make a type's validator of texts that match `pattern`; errors say the `form` in words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {form}")
+        return text
+
+    return AfterValidator(check)
 
 
 def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -> _Model:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from tide.core.chat import Chat
+from tide.core.errors import matching
 
 OnUnresolved = Literal["best", "refuse", "raise"]
 Treatment = Literal["scored", "ignored", "withheld"]
@@ -21,6 +22,9 @@ DEFAULT = "default"  # in `on_fail`: all limits that are not named
 # The upper bounds of fields keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
+_Perturb = Annotated[
+    str, matching(r"content|all|last:[1-9]\d{0,8}", "content, all or last:K, with K from 1")
+]
 
 # Logits divided by less than this overflow float32.
 COLDEST = 1e-3
@@ -170,9 +174,8 @@ class Settings(Sampling):
     step_relative: _Positive | None = Field(
         default=None, description="Length of a step, relative to the prompt: eta / row norm."
     )
-    perturb: str = Field(
+    perturb: _Perturb = Field(
         default="content",
-        pattern=r"^(content|all|last:[1-9]\d{0,8})$",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
         "of a chat, the last user message), last:K (the last K of these), or all.",
     )

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
-
 from tide.baselines import REGISTRY as BASELINES
-from tide.core.errors import InputError
+from tide.core.errors import InputError, matching
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.options import checked
 from tide.plugins.registry import Registry
@@ -21,11 +19,14 @@ Kind = Literal["engine", "scorer", "strategy", "baseline"]
 REGISTRIES: Final[dict[str, Registry]] = {
     registry.kind: registry for registry in (ENGINES, SCORERS, STRATEGIES, BASELINES)
 }
+_FORM = "letters, digits, '-', '_' and '.', the first a letter"
 
 
 @checked
 def register(
-    kind: Kind, name: Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")], target: Any
+    kind: Kind,
+    name: Annotated[str, matching(r"[A-Za-z][\w.-]*", _FORM)],
+    target: Any,
 ) -> None:
     """Register your own engine, scorer, strategy or baseline under a name.
 

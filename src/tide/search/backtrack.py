@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tide.core.errors import matching
 from tide.plugins.options import Options
+
+_Pace = Annotated[
+    str,
+    matching(r"auto|word|sentence|whole|[1-9]\d{0,3}", "auto, word, sentence, whole or 1 to 9999"),
+]
 
 
 class BacktrackOptions(Options):
-    pace: str = Field(
+    pace: _Pace = Field(
         default="auto",
-        pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
         description="When to score a growing text: after each word, each sentence, every N "
         "tokens, or whole (once, at the end); auto: as the scorer suggests.",
     )

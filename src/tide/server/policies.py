@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary, finalize
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, ScorerError, TideError, guarded, problem, require
+from tide.core.errors import InputError, ScorerError, TideError, guarded, matching, problem, require
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+_FORM = "up to 64 of a-z, A-Z, 0-9, '-', '_' and '.', the first a letter or digit"
+Name = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", _FORM)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 REFUSE = "refuse"  # value of `on_scorer_failure`
@@ -92,7 +93,7 @@ class Key(_Part):
     policies: those that this key may use; the first is its default.
     """
 
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: Annotated[str, matching(r"[0-9a-f]{64}", "64 hexadecimal digits, in lower case")]
     policies: Annotated[list[Name], Field(min_length=1)]
 
 
@@ -143,21 +144,32 @@ class PolicyFile(_Part):
             raise InputError(f"--policies {error}") from None
         except ValidationError as error:
             reason = problem(error, "file")
+            if reason.endswith("valid string"):
+                reason += "; in YAML, 'on', 'off', 'yes', 'no' and numbers need quotes"
         except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
             reason = " ".join(str(error).split())
         raise InputError(f"--policies {path}: {reason}")
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a safe loader that refuses equal names, the last of which would hide the others."""
+    """Return a safe loader that refuses equal names, the last of which would hide the others.
+
+    Names are texts, even those (such as `on`) that YAML reads as another value.
+    """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [name.value for name, _ in node.value]
-            for number, name in enumerate(names):
-                if name in names[:number]:
-                    raise ValueError(f"{name}: is there twice")
-            return super().construct_mapping(node, deep)
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            # As written: constructing a mapping adds to it what `<<` merges.
+            mapping = super().compose_mapping_node(anchor)
+            names: list[Any] = []
+            for name, _ in mapping.value:
+                if name.value in names:
+                    fix = "; write <<: [*first, *second]" if name.value == "<<" else ""
+                    raise ValueError(f"{name.value}: is there twice{fix}")
+                names.append(name.value)
+                if name.value != "<<":
+                    name.tag = self.DEFAULT_SCALAR_TAG
+            return mapping
 
     return Loader
 
