@@ -25,10 +25,9 @@ ROWS: list[dict[str, object]] = [
 
 
 def cells(printed: str, name: str) -> list[str]:
-    """The cells of a scorer's row in the first table, after the number of texts."""
+    """The cells of a scorer's rows in the first table, after the number of texts."""
     table = printed.partition("correlation of errors")[0]
-    (row,) = re.findall(rf"^{name}\S* (.*)$", table, re.MULTILINE)
-    return row.split()[1:]
+    return " ".join(re.findall(rf"^ {name}\S* (.*)$", table, re.MULTILINE)).split()[1:]
 
 
 def test_compare_measures_agreement_with_labels(
@@ -38,9 +37,10 @@ def test_compare_measures_agreement_with_labels(
     known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
     exact = FakeScorer(lambda text: known.get(text, 0.2), name="exact")  # the mean label
     monkeypatch.setitem(REGISTRY._targets, "exact", lambda: exact)
-    monkeypatch.setenv("COLUMNS", "150")
-    assert tide("scorers", "compare", labels, "-s", "exact", "-s", "pocket") == 0
+    scorers = ("-s", "exact", "-s", "pocket", "-s", "max:sentence,profanity-check,exchange")
+    assert tide("scorers", "compare", labels, *scorers) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
     *agreed, _ = cells(out, "exact")
     assert agreed == ["1.000", "1.000", "1.000", "0.000"]
     assert float(cells(out, "pocket@")[3]) > 0
@@ -68,14 +68,13 @@ def test_compare_goes_on_when_a_scorer_fails(
         scorer = FakeScorer(function, name=name)
         monkeypatch.setitem(REGISTRY._targets, name, lambda scorer=scorer: scorer)
     monkeypatch.setattr("tide.cli.scorers._CHUNK", 2)
-    monkeypatch.setenv("COLUMNS", "150")
     scorers = [part for name in (*names, "pocket") for part in ("-s", name)]
     assert tide("scorers", "compare", labels, *scorers) == 1
     out, err = capsys.readouterr()
     assert err.count("nan is not a score") == 2
     assert "down: gone" in err
     agreed, errors = out.split("correlation of errors")
-    counted = dict(re.findall(r"^(\S+) +(\d) ", agreed, re.MULTILINE))
+    counted = dict(re.findall(r"^ (\S+) +(\d) ", agreed, re.MULTILINE))
     assert list(counted.values()) == ["3", "2", "4"]
     assert ("picky" in errors, "down" in errors, "broken" in errors) == (True, True, False)
 
@@ -119,12 +118,8 @@ def test_score_reads_contexts_of_rows_and_one_of_the_command(
 
 
 def test_compare_counts_a_text_once_in_each_context(
-    agreement: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
     record = {"id": 1, "prompt": "May I insult him?", "number": 0, "text": "Yes", "toxicity": 1}
     rows = [
         {"context": "May I insult him?", "text": "Yes", "toxicity": 1},

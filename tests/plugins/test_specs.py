@@ -23,12 +23,12 @@ words = st.text(string.ascii_letters + string.digits + "-_./", min_size=1, max_s
 balanced = st.recursive(
     st.text("ab=:# ,|", max_size=6), lambda inner: st.builds("{}({}){}".format, inner, inner, inner)
 )
-specs = st.tuples(words, st.dictionaries(words, balanced, max_size=3))
-
+names = words.filter(lambda name: name not in WRAPPERS)
+specs = st.tuples(names, st.dictionaries(words, balanced, max_size=3))
 
 leaves = st.builds(
     Spec,
-    words.filter(lambda name: name[0].isalpha() and name not in WRAPPERS),
+    names.filter(lambda name: name[0].isalpha()),
     st.none() | st.builds("{}#{}".format, words, balanced).map(str.strip),
 )
 numbers = st.sampled_from(["", "5"])

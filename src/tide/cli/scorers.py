@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,8 +24,6 @@ from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from tide.scorers.base import Exchange, Floats, Scorer
 
 app = typer.Typer(
@@ -127,7 +124,7 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
 
     auc and accuracy: a label of 0.5 or more is toxic. correlation: Pearson's, with the labels.
-    calibration_error: mean distance of score and label over ten bins of the score. Each distinct
+    cal. error: mean distance of score and label over ten bins of the score. Each distinct
     text (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly
     empty texts are left out.
 
@@ -137,7 +134,6 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
     If a scorer fails on texts, its other texts and the other scorers count, and the exit code is 1.
     """
     import numpy as np  # noqa: PLC0415  (slow imports)
-    import pandas as pd  # noqa: PLC0415
 
     from tide.evaluation import assessment  # noqa: PLC0415
     from tide.scorers.base import adapted  # noqa: PLC0415
@@ -147,7 +143,7 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
         reads = {adapted(scorer).reads for scorer in loaded}
         texts, targets = _labelled(files, contexts="exchange" in reads)
         scores: dict[str, Floats] = {}
-        rows: dict[str, dict[str, float]] = {}
+        rows: list[dict[str, Any]] = []
         failed = False
         for scorer in loaded:
             _known_scores(scorer, texts[:1])  # the first call loads the scorer, and is not timed
@@ -161,17 +157,25 @@ def compare(files: Files, scorers: options.Scorers = None) -> None:
             if known.any():
                 scores[scorer.name] = values
                 agreed = assessment.agreement(values[known], targets[known])
-                rows[scorer.name] = asdict(agreed) | {"texts/s": round(agreed.texts / seconds)}
-    OUTPUT.print(f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic")
+                row = {
+                    "scorer": scorer.name,
+                    "texts": agreed.texts,
+                    "auc": agreed.auc,
+                    "accuracy": agreed.accuracy,
+                    "correlation": agreed.correlation,
+                    "cal. error": agreed.calibration_error,
+                    "texts/s": round(agreed.texts / seconds),
+                }
+                rows.append(row)
     if rows:
-        _print_frame(pd.DataFrame.from_dict(rows, orient="index"))
+        _print_rows(f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic", rows)
     if len(rows) > 1:
         errors = assessment.error_correlations(scores, targets)
+        numbered = [f"{number} {name}" for number, name in enumerate(errors, 1)]
         # Columns with the scorers' names would be too wide.
-        errors.index = [f"{number} {name}" for number, name in enumerate(errors, 1)]
-        errors.columns = range(1, len(errors) + 1)
-        OUTPUT.print("correlation of errors (score - label)")
-        _print_frame(errors)
+        errors.columns = [str(number) for number in range(1, len(errors) + 1)]
+        errors.insert(0, "scorer", numbered)
+        _print_rows("correlation of errors (score - label)", errors.to_dict("records"))
     if failed:
         raise typer.Exit(1)
 
@@ -201,9 +205,13 @@ def _known_scores(scorer: Scorer, texts: Sequence[Exchange]) -> tuple[Floats, Sc
     return np.array(scores), failure
 
 
-def _print_frame(frame: DataFrame) -> None:
-    text = frame.to_string(float_format="{:.3f}".format, na_rep="-", line_width=OUTPUT.width)
-    OUTPUT.print(f"{text}\n", soft_wrap=True)
+def _print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows, all of which have the same columns."""
+    from tide.evaluation import tables  # noqa: PLC0415  (slow import)
+
+    columns = [tables.Column(heading) for heading in rows[0]]
+    table = tables.Table("", title, columns, [list(row.values()) for row in rows])
+    OUTPUT.print(tables.to_rich(table, OUTPUT.width))
 
 
 def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange], Floats]:

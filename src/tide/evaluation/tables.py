@@ -72,13 +72,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """name: file name without suffix. rows: one value for each column."""
+    """name: file name without suffix. rows: one value for each column. keys: number of the first
+    columns that tell the rows apart.
+    """
 
     name: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
     notes: Sequence[str] = field(default=())
+    keys: int = 1
 
     @property
     def legend(self) -> list[str]:
@@ -285,7 +288,7 @@ def significance_table(
     ]
     if len({test.against for test in tests}) > 1:
         notes.append("a method is tested against the run of its own seed, if there is one")
-    return Table(name, title, columns, rows, notes)
+    return Table(name, title, columns, rows, notes, keys=2)
 
 
 def to_markdown(table: Table) -> str:
@@ -315,13 +318,14 @@ def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group
     known: lines of the legend that are left out.
     """
     console = Console(width=10 * width)
-    parts = [_rich(table, [0], width)]
+    keys = range(table.keys)
+    parts = [_rich(table, keys, width)]
     columns: list[int] = []
-    for number in range(1, len(table.columns)):
-        wider = _rich(table, [0, *columns, number], width)
+    for number in range(table.keys, len(table.columns)):
+        wider = _rich(table, [*keys, *columns, number], width)
         if columns and console.measure(wider).maximum > width:
             columns = [number]
-            parts.append(_rich(table, [0, number], width))
+            parts.append(_rich(table, [*keys, number], width))
         else:
             columns.append(number)
             parts[-1] = wider
