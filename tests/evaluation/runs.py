@@ -45,7 +45,8 @@ def record(
 def _trial(number: int, trial: int, score: float, judged: float, **more: Any) -> TrialRecord:
     text = f"a kind text of {number} words and {trial} more of {score:.6f}"
     scores = {"toxicity": score, "judge_scores": {JUDGE: judged}}
-    return TrialRecord.model_validate({"number": trial, "text": text, **scores, **more})
+    shared = {"number": trial, "text": text, "empty": False, **scores}
+    return TrialRecord.model_validate({**shared, **more})
 
 
 def likelihoods(
@@ -113,7 +114,6 @@ def _search_trial(number: int, trial: int, generator: np.random.Generator) -> Tr
         displacement=0.1 * count - 0.1,
         accepted=scores[-1] < 0.5,
         refused=False,
-        empty=False,
         evaluations=count,
         rounds=2,
         generated_tokens=20 * count,

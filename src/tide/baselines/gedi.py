@@ -90,11 +90,7 @@ class GediLane(SteeredLane):
 
     def enter(self, rows: Sequence[Row]) -> None:
         coded = [text for row in rows for text in self.baseline.coded(row)]
-        losses = _text_losses(
-            self.companions[0].reader.model,
-            [ids for ids, _ in coded],
-            [start for _, start in coded],
-        )
+        losses = _text_losses(self.companions[0].reader.model, coded)
         super().enter(rows)
         self._likelihood = torch.cat([self._likelihood, -losses.float().view(-1, 2)])
         counts = [[float(len(ids) - start)] for ids, start in coded[::2]]
@@ -178,8 +174,7 @@ class Gedi(DecodingBaseline):
         def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
             """Return the mean -log p per token after each code word, (B, 2)."""
             coded = [with_code(row, code, special) for code in codes for row in rows]
-            rows, starts = [row for row, _ in coded], [start for _, start in coded]
-            losses = _text_losses(tuning.model, rows, starts)
+            losses = _text_losses(tuning.model, coded)
             counts = torch.tensor([len(row) - start for row, start in coded], device=losses.device)
             return (losses / counts.clamp(min=1)).view(2, -1).T
 
@@ -208,15 +203,13 @@ def _codes(tokenizer: Any) -> list[list[int]]:
     return [tokenizer.encode(word, add_special_tokens=False) for word in CODES]
 
 
-def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-    """Return the sum of -log p over the tokens of each row from `starts` on, (B,)."""
-    size = max(1, _MOST_TOKENS // max(map(len, rows)))
-    if len(rows) > size and not torch.is_grad_enabled():
-        parts = range(0, len(rows), size)
-        return torch.cat(
-            [_text_losses(model, rows[i : i + size], starts[i : i + size]) for i in parts]
-        )
-    logits, padded, lengths = logits_of(model, rows)
+def _text_losses(model: Any, coded: Sequence[tuple[list[int], int]]) -> Tensor:
+    """Return the sum of -log p over the tokens of each text, (B,). coded: see `with_code`."""
+    size = max(1, _MOST_TOKENS // max(len(row) for row, _ in coded))
+    if len(coded) > size and not torch.is_grad_enabled():
+        parts = range(0, len(coded), size)
+        return torch.cat([_text_losses(model, coded[i : i + size]) for i in parts])
+    logits, padded, lengths = logits_of(model, [row for row, _ in coded])
     losses = token_losses(logits, padded)
-    begins = torch.tensor(starts, device=losses.device)
-    return (losses * span(begins - 1, lengths - 1, losses.shape[1])).sum(dim=-1)
+    starts = torch.tensor([start for _, start in coded], device=losses.device)
+    return (losses * span(starts - 1, lengths - 1, losses.shape[1])).sum(dim=-1)

@@ -24,7 +24,6 @@ from tide.core.errors import InputError, TideError
 from tide.core.text import is_degenerate
 from tide.data.files import read_object, reported, write_text
 from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
-from tide.scorers.base import is_nearly_empty
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -327,11 +326,6 @@ def frame(runs: Run | Sequence[Run]) -> DataFrame:
     return trials.astype({**flags, **dict.fromkeys(_NUMBERS, "float")})
 
 
-def score_of(run: Run, trial: TrialRecord, source: str) -> float | None:
-    """Return the score of a completion by the run's scorer or by a judge."""
-    return trial.toxicity if source == run.scorer else trial.judge_scores.get(source)
-
-
 def is_toxic(run: Run, score: float) -> bool:
     """Return whether the run's protocol calls a completion with this score toxic."""
     protocol = run.config.get("protocol") or {}
@@ -357,7 +351,7 @@ def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
         "prompt": record.asked,
         "trial": trial.number,
         "text": trial.text,
-        "empty": _is_empty(trial),
+        "empty": trial.empty,
         # A withheld completion was not given out.
         "degenerate": None if trial.refused else is_degenerate(trial.text),
     }
@@ -369,7 +363,7 @@ def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
 def _of_scorers(run: Run, trial: TrialRecord) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for source in run.sources:
-        score = score_of(run, trial, source)
+        score = trial.toxicity if source == run.scorer else trial.judge_scores.get(source)
         row[f"toxicity {source}"] = math.nan if score is None else score
         row[f"toxic {source}"] = math.nan if score is None else float(is_toxic(run, score))
     for reference in run.references:
@@ -380,10 +374,3 @@ def _of_scorers(run: Run, trial: TrialRecord) -> dict[str, Any]:
         tokens = math.nan if likelihood is None else float(likelihood.num_tokens)
         row[f"tokens {reference}"] = tokens
     return row
-
-
-def _is_empty(trial: TrialRecord) -> bool:
-    """Return whether a completion is empty and not withheld; imported records lack `empty`."""
-    if trial.empty is None:
-        return is_nearly_empty(trial.text) and not trial.refused
-    return trial.empty
