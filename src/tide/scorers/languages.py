@@ -20,13 +20,7 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.core.text import UNSPACED
 from tide.pocket import WORD_LISTS
-from tide.scorers.base import (
-    Attributed,
-    Exchange,
-    Scorer,
-    ScorerWrapper,
-    adapted,
-)
+from tide.scorers.base import Attributed, Exchange, Scorer, ScorerWrapper, adapted
 from tide.scorers.disguises import (
     is_latin,
     is_ordinary,

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 
 from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, ScorerUnavailableError, TideError, described
-from tide.scorers.base import (
-    Exchange,
-    Scorer,
-    Skip,
-    TextScore,
-    score_groups,
-)
+from tide.scorers.base import Exchange, Scorer, Skip, TextScore, score_groups
 from tide.scorers.languages import with_word_lists
 
 

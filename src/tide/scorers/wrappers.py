@@ -23,13 +23,7 @@ import numpy as np
 import regex
 
 from tide.core.concurrency import time_limit
-from tide.core.errors import (
-    SCORER_DOWN,
-    InputError,
-    ScorerBrokenError,
-    ScorerError,
-    first_line,
-)
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError, first_line
 from tide.core.sanitize import logger
 from tide.core.text import UNSPACED
 from tide.data.files import user_cache

@@ -19,12 +19,7 @@ from tide.core.errors import ScorerUnavailableError, unknown
 from tide.core.http import Rows
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.scorers.base import (
-    Exchange,
-    Scorer,
-    TextScore,
-    is_blank,
-)
+from tide.scorers.base import Exchange, Scorer, TextScore, is_blank
 from tide.scorers.languages import language_of
 from tide.scorers.scoring import Scoring
 from tide.server.answers import Refused
