@@ -47,11 +47,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._add_counters(partial(Counter, namespace="tide", registry=self._registry))
-        self._add_gauges(partial(Gauge, namespace="tide", registry=self._registry))
-        self._add_histograms(partial(Histogram, namespace="tide", registry=self._registry))
-
-    def _add_counters(self, counter: partial[Counter]) -> None:
+        counter = partial(Counter, namespace="tide", registry=self._registry)
         # The status of a request whose client has disconnected is 499.
         self.requests = counter("requests", "Requests", ("route", "status"))
         self.answers = counter("answers", "Requests for text", ("policy", "key", "status"))
@@ -78,7 +74,7 @@ class Metrics:
             "unread_answers", "Answers in a language that the scorer does not read", ("language",)
         )
 
-    def _add_gauges(self, gauge: partial[Gauge]) -> None:
+        gauge = partial(Gauge, namespace="tide", registry=self._registry)
         # The scraped process sets it, and what others have set before may no longer hold.
         self.engine_up = gauge(
             "engine_up", "1 if the model answers", multiprocess_mode="livemostrecent"
@@ -92,7 +88,7 @@ class Metrics:
             "policy_altered_evidence", "Evidence that the budget is exceeded; from 20 on, a warning"
         )
 
-    def _add_histograms(self, histogram: partial[Histogram]) -> None:
+        histogram = partial(Histogram, namespace="tide", registry=self._registry)
         seconds = partial(histogram, buckets=_SECONDS)
         self.seconds = seconds("request_seconds", "Time of a request", ("route",))
         self.first_text = seconds("first_text_seconds", "Time to the first text", ("policy",))
