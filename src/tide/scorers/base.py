@@ -245,7 +245,7 @@ class AttributedScorer(PlainScorer, ABC):
     base has attributes if it defines `attributes` and `score_attributes`.
     """
 
-    attributes: tuple[str, ...]
+    attributes: tuple[str, ...] = ()
     highest_of: tuple[str, ...] = ()
 
     @abstractmethod
@@ -265,7 +265,7 @@ class ScorerWrapper(AttributedScorer):
     """
 
     name: str
-    reads: str
+    reads: str = "text"
     pace: str
     quick: bool
     concurrent: bool
@@ -280,7 +280,6 @@ class ScorerWrapper(AttributedScorer):
         first = self._scorer = self.scorers[0]
         is_single = len(scorers) == 1
         self.name, self.threshold = first.name, first.threshold
-        self.reads = "text"
         if any(scorer.reads == "exchange" for scorer in self.scorers):
             self.reads = "exchange"
         tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
@@ -323,7 +322,6 @@ class Adapter(ScorerWrapper):
         if not re.fullmatch(_PACE, self.pace):
             problem = "pace must be word, sentence, whole, or a number of tokens"
             raise ScorerError(f"scorer {self.name}: {problem} (got {self.pace!r})")
-        self.attributes = ()
         if hasattr(scorer, "score_attributes"):
             self.attributes = getattr(scorer, "attributes", ())
         self._method = "score_attributes" if self.attributes else "score"

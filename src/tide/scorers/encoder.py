@@ -35,7 +35,6 @@ _LOG = logger(__name__)
 SHAPE = "encoder"  # the entry of the metadata with the `Shape`
 VOCABULARY = "vocabulary"  # the entry of the metadata with the wordpieces, one per line
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
-_LONGEST_WORD = 100  # as in BERT, a longer word is unknown
 # Only so many characters at the end of a context are read: a window holds fewer wordpieces.
 _LONGEST_CONTEXT = 1200
 
@@ -69,9 +68,7 @@ class Reader:
         numbers = {piece: number for number, piece in enumerate(pieces)}
         self._shape, self._pair = shape, pair
         self._first, self._last = numbers[_FIRST], numbers[_LAST]
-        self._tokenizer = Tokenizer(
-            models.WordPiece(numbers, unk_token=_UNKNOWN, max_input_chars_per_word=_LONGEST_WORD)
-        )
+        self._tokenizer = Tokenizer(models.WordPiece(numbers, unk_token=_UNKNOWN))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         # An answer is scored again and again while it grows.

@@ -109,7 +109,6 @@ class RemoteScorer(AttributedScorer):
     check = "the key and the address"
     tells_codes: ClassVar[bool] = True
     _key: SecretStr | None = None
-    attributes: tuple[str, ...] = ()
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
