@@ -177,7 +177,6 @@ _GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
 _GOOGLE_STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     413: "INVALID_ARGUMENT",
     415: "INVALID_ARGUMENT",

@@ -262,7 +262,6 @@ class EventStream(Response):
     """Sends `first` and `rest` as server-sent events, and an error as the end of its `shape`."""
 
     media_type = "text/event-stream"
-    status_code = 200
     background = None
 
     def __init__(self, first: str, rest: AsyncGenerator[str, None], shape: Shape) -> None:

@@ -66,10 +66,7 @@ class GuardrailRequest(BaseModel):
         if self.texts is None and not self.structured_messages and not self.tool_calls:
             raise Unread("texts: missing")
         content = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
-        try:
-            texts = dict.fromkeys(strings(content, _check))
-        except RecursionError:
-            raise Unread("lists or objects are nested too deeply") from None
+        texts = dict.fromkeys(strings(content, _check))
         return [text for text in texts if text and text not in _PROTOCOL]
 
     def conversation(self) -> Chat | None:
@@ -144,7 +141,7 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> tuple[float
     """Return the score of the worst text, and why the request is blocked; "" if it is not."""
     scoring = policy.scoring
     try:
-        exchanges = request.exchanges(with_prompt=scoring.reads_exchanges)
+        exchanges = request.exchanges(with_prompt=policy.scorer.reads == "exchange")
     except Unread as error:
         return None, sanitized(str(error))
     worst, at_once = TextScore(0.0, unscored=True), scoring.limits.max_texts

@@ -168,9 +168,8 @@ class ResponsesRequest(Translated):
                 # The calls of an answer belong to one message, together with its text.
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                messages[-1].setdefault("tool_calls", []).append(call)
+                call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
+                messages[-1].setdefault("tool_calls", []).append(call.dump())
             elif isinstance(item, ResultItem):
                 result = {"role": "tool", "tool_call_id": item.call_id}
                 messages.append(result | {"content": content_of(item.output)})

@@ -18,7 +18,6 @@ from pydantic import (
     Discriminator,
     Field,
     ModelWrapValidatorHandler,
-    PrivateAttr,
     Strict,
     Tag,
     ValidationError,
@@ -170,14 +169,13 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: Annotated[TideExtensions, BeforeValidator(few)] = TideExtensions()
-    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sent: dict[str, Any]
 
     @model_validator(mode="wrap")
     @classmethod
     def _keep_sent(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         request = handler(values)
-        if isinstance(values, dict):
-            request._sent = values
+        request._sent = values
         return request
 
     def for_server(self) -> dict[str, Any]:
@@ -330,14 +328,9 @@ class ChatMessage(Wire):
     tool_call_id: Text | None = None
     function_call: None = None  # the older form of `tool_calls`
 
-    @property
-    def said(self) -> str | list[Part] | None:
-        """The content, or the refusal in its place."""
-        is_refusal = self.content is None and self.role == "assistant"
-        return self.refusal if is_refusal else self.content
-
     def plain(self) -> dict[str, Any]:
-        parts = self.said or ""
+        is_refusal = self.content is None and self.role == "assistant"
+        parts = (self.refusal if is_refusal else self.content) or ""
         if isinstance(parts, str):
             text = parts
         else:

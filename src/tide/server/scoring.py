@@ -135,7 +135,6 @@ class ScoringApi:
     def __init__(self, scorer: Scorer, settings: Settings, limits: Limits) -> None:
         self._scoring, self.limits = Scoring(scorer), limits
         self._scorer = self._scoring.scorer
-        self.reads_exchanges = self._scorer.reads == "exchange"
         self.acceptance = Acceptance(settings, self._scorer.highest_of)
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
