@@ -36,7 +36,10 @@ async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     effort = running.effort
     if scope.cancelled_caught:
         effort.check_deadline(settings)
-    best = running.best
+    effort.iterations = running.of_strategy("iterations")
+    best: int = running.of_strategy("best")
+    if not 0 <= best < len(running.scores):
+        raise StrategyError(f"the strategy chose evaluation {best} of {len(running.scores)}")
     evaluation, passed = effort.trace[best], settings.passes(running.scores[best])
     if passed and task.on_text is not None and not evaluation.empty:
         task.on_text(evaluation.text)
@@ -84,21 +87,9 @@ class Search:
 
     async def run(self) -> None:
         """Search until done. Raises StrategyError, and the errors of the engine and the scorer."""
-        try:
-            while not (self.effort.blocked or self._of_strategy("done")):
-                candidates = self._of_strategy("ask")
-                self._of_strategy("tell", await self._evaluate(candidates))
-        finally:
-            if self.scores:
-                self.effort.iterations += self._of_strategy("iterations") - 1
-
-    @property
-    def best(self) -> int:
-        """Index of the evaluation to return. Raises StrategyError if the index is out of range."""
-        best: int = self._of_strategy("best")
-        if not 0 <= best < len(self.scores):
-            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.scores)}")
-        return best
+        while not (self.effort.blocked or self.of_strategy("done")):
+            candidates = self.of_strategy("ask")
+            self.of_strategy("tell", await self._evaluate(candidates))
 
     async def _evaluate(self, candidates: Sequence[Candidate]) -> list[float]:
         requests = []
@@ -146,7 +137,7 @@ class Search:
         effort.scorer_calls += len(sent)
         return self.scores[before:]
 
-    def _of_strategy(self, name: str, *values: Any) -> Any:
+    def of_strategy(self, name: str, *values: Any) -> Any:
         """Read an attribute of the strategy or call its method; either may be user code."""
         with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
             member = getattr(self.strategy, name)
