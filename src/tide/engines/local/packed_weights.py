@@ -56,9 +56,10 @@ def speed_up(model: nn.Module) -> None:
 
 @torch.no_grad()
 def pack(module: nn.Module) -> None:
-    """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights, if it can.
+    """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights.
 
-    Subclasses may compute something else, and are left as they are.
+    A layer keeps its own weights if this machine cannot pack them, or computes something else with
+    them. Subclasses may compute something else, and are left as they are.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -66,23 +67,16 @@ def pack(module: nn.Module) -> None:
         return
     layer: Any = module
     weight = layer.weight.T if type(module) is Conv1D else layer.weight
-    apply = _packed_as(layer.forward, weight.contiguous(), layer.bias)
-    if apply is not None:
-        layer.forward = apply
-
-
-def _packed_as(
-    plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
-) -> Callable[[Tensor], Tensor] | None:
-    """Return a packed layer if this machine supports it and its output equals `plain`'s output."""
+    weight = weight.contiguous()
     try:
-        apply = _packed(weight, bias)
+        apply = _packed(weight, layer.bias)
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
-        expected, tolerance = plain(probe), _TOLERANCES[weight.dtype]
+        expected, tolerance = layer.forward(probe), _TOLERANCES[weight.dtype]
         close = bool((apply(probe) - expected).abs().max() <= tolerance * expected.abs().max())
     except (RuntimeError, AttributeError):  # torch was built without oneDNN, or has no such call
-        return None
-    return apply if close else None
+        return
+    if close:
+        layer.forward = apply
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
