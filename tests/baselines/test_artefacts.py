@@ -19,7 +19,7 @@ from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import fingerprint
 
-ALL = sorted(name for name in REGISTRY.names() if getattr(REGISTRY.load(name), "learned", False))
+ALL = sorted(name for name in REGISTRY.names() if hasattr(REGISTRY.load(name), "fit"))
 
 
 def test_a_fingerprint_is_the_models_own(gpt2: World) -> None:

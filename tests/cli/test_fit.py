@@ -17,7 +17,7 @@ from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import DEFAULT_SCORER
 
-LEARNED = [name for name in REGISTRY.names() if REGISTRY.load(name).learned]
+LEARNED = [name for name in REGISTRY.names() if hasattr(REGISTRY.load(name), "fit")]
 SCORED = ("critic-control", "quark", "rectification")
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]

@@ -51,7 +51,6 @@ class Bias(DecodingBaseline):
 
     kind = "elsewhere-bias"
     options_class = BiasOptions
-    learned = True
     options: BiasOptions
 
     def lanes(self) -> Any:

@@ -52,7 +52,7 @@ def test_table_of_systems_names_the_registered_baselines() -> None:
     borrowed = {"dapt", "contrastive", "safe-decoding"}  # what these read another one learns
     for name in BASELINES.names():
         learns = rows[name]["learns"] != "nothing"
-        assert learns == (BASELINES.load(name).learned or name in borrowed), name
+        assert learns == (hasattr(BASELINES.load(name), "fit") or name in borrowed), name
     assert [row["system"] for row in rows.values() if row["gradients"] == "yes"] == ["PPLM"]
 
 

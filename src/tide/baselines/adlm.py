@@ -146,7 +146,6 @@ class Adlm(DecodingBaseline):
 
     kind = "adlm"
     options_class = ScaleOptions
-    learned = True
     options: ScaleOptions
 
     def drawn_from(self) -> Reader:

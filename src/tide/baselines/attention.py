@@ -216,7 +216,6 @@ class Destein(DecodingBaseline):
 
     kind = "destein"
     options_class = DesteinOptions
-    learned = True
     options: DesteinOptions
 
     def resolved_options(self, options: Options) -> Any:

@@ -67,11 +67,11 @@ async def write_rows(
 class DecodingBaseline:
     """Base of baselines that draw token by token, from scores that the rows' lane shifts.
 
-    kind: name in the registry. learned: whether the baseline needs an artefact, which the static
-    method `fit` makes. reads: the baseline whose artefact this one uses, if it has none of its own.
-    auxiliary: whether the artefact may be fitted on a smaller model. scored: whether the fit needs
-    a scorer. fan_out: number of sequences that a model reads at once for one prompt, apart from
-    candidates.
+    A baseline that learns something has a static method `fit`, which makes its artefact.
+    kind: name in the registry. reads: the baseline whose artefact this one uses, if it has none of
+    its own. auxiliary: whether the artefact may be fitted on a smaller model. scored: whether the
+    fit needs a scorer. fan_out: number of sequences that a model reads at once for one prompt,
+    apart from candidates.
 
     All models run in the engine's thread, and hooks on the engine's model are set only during the
     baseline's own passes, so that other users of the engine read the unchanged model.
@@ -80,7 +80,6 @@ class DecodingBaseline:
 
     kind: ClassVar[str]
     options_class: ClassVar[type[Options]]
-    learned: ClassVar[bool] = False
     reads: ClassVar[str] = ""
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
@@ -116,7 +115,7 @@ class DecodingBaseline:
     @classmethod
     def artefact_kind(cls) -> str:
         """Return the baseline whose artefact is needed, or "" for none."""
-        return cls.reads or (cls.kind if cls.learned else "")
+        return cls.reads or (cls.kind if hasattr(cls, "fit") else "")
 
     def reader(self, model: Any, **options: Any) -> Reader:
         """Return a reader of the engine's model or of a model like it; options: see `Reader`."""

@@ -86,7 +86,6 @@ class Dexperts(DecodingBaseline):
 
     kind = "dexperts"
     options_class = DexpertsOptions
-    learned = True
     auxiliary = True
     options: DexpertsOptions
 
@@ -159,7 +158,6 @@ class Unidetox(Dapt):
     """Adds `scale` times an update that was learned from the model's own distilled text."""
 
     kind = "unidetox"
-    learned = True
     part = reads = ""
 
     @staticmethod

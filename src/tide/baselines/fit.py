@@ -298,7 +298,7 @@ def _fit(
 
 
 def _learners(names: Iterable[str]) -> list[Any]:
-    return [create for create in map(REGISTRY.load, names) if getattr(create, "learned", False)]
+    return [create for create in map(REGISTRY.load, names) if hasattr(create, "fit")]
 
 
 def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:

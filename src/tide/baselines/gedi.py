@@ -108,7 +108,8 @@ class GediLane(SteeredLane):
             return scores
         clean, dirty = self._next.unbind(dim=1)
         # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
-        return guide(scores, self.baseline.scale * (clean - dirty) / (self._counts + 1), omega)
+        scale = self.baseline.artefact.tensors["scale"]
+        return guide(scores, scale * (clean - dirty) / (self._counts + 1), omega)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         tokens, finite = super().draw()
@@ -128,7 +129,6 @@ class Gedi(DecodingBaseline):
 
     kind = "gedi"
     options_class = GediOptions
-    learned = True
     auxiliary = True
     fan_out = 2
     options: GediOptions
@@ -138,10 +138,6 @@ class Gedi(DecodingBaseline):
             "lora", copies=2, prompts=lambda row: [ids for ids, _ in self.coded(row)]
         )
         return partial(GediLane, readers=[reader])
-
-    @cached_property
-    def scale(self) -> float:
-        return float(self.artefact.tensors["scale"])
 
     def coded(self, row: Row) -> list[tuple[list[int], int]]:
         """Return the row's prompt after each code word, and the positions where the texts begin."""

@@ -161,7 +161,6 @@ class Pplm(DecodingBaseline):
 
     kind = "pplm"
     options_class = PplmOptions
-    learned = True
     fan_out = 4  # a backward pass takes the memory of four sequences
     options: PplmOptions
 

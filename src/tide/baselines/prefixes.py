@@ -100,7 +100,6 @@ class Rad(DecodingBaseline):
 
     kind = "rad"
     options_class = RadOptions
-    learned = True
     auxiliary = True
     options: RadOptions
 

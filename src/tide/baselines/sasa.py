@@ -79,7 +79,6 @@ class Sasa(DecodingBaseline):
 
     kind = "sasa"
     options_class = SasaOptions
-    learned = True
     options: SasaOptions
 
     def drawn_from(self) -> Reader:

@@ -72,7 +72,6 @@ class Quark(DecodingBaseline):
 
     kind = "quark"
     options_class = ScaleOptions
-    learned = True
     scored = True
     options: ScaleOptions
 
@@ -173,7 +172,6 @@ class Rectification(DecodingBaseline):
 
     kind = "rectification"
     options_class = ScaleOptions
-    learned = True
     scored = True
     options: ScaleOptions
 

@@ -85,7 +85,6 @@ class WordFilter(DecodingBaseline):
 
     kind = "word-filter"
     options_class = WordFilterOptions
-    learned = True
     options: WordFilterOptions
 
     def lanes(self) -> MakeLane:
