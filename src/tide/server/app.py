@@ -94,7 +94,7 @@ def create_app(
 
 def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
     """Return the routes that give out text of the model, in the formats of several APIs."""
-    routes = APIRouter(route_class=monitored_route(proxy))
+    routes = APIRouter() if proxy is None else APIRouter(route_class=monitored_route(proxy))
 
     async def generate(request: Generation, shape: Shape, scope: Scope) -> Response:
         visit: Visit = scope[VISIT]

@@ -133,7 +133,7 @@ async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed
     return max(acceptance.accepted_above(score) for _, score in answer.watch.scores)
 
 
-async def write(task: TrialTask, engine: Engine) -> Draft:
+async def write_draft(task: TrialTask, engine: Engine) -> Draft:
     """Write an answer unjudged. `on_text` gets each character once no later token can change it."""
     on_text, settings = task.on_text, task.settings
     watch, effort = Watch(Acceptance(settings), BacktrackOptions(pace="whole")), Effort()

@@ -31,8 +31,7 @@ from tide.scorers.wrappers import MaxScorer
 from tide.search import resolve_settings
 from tide.server.gate import KEYS, digest_of_key
 from tide.server.limits import Limits
-from tide.server.monitor import Draft, Forecast, forecast
-from tide.server.monitor import write as write_unjudged
+from tide.server.monitor import Draft, Forecast, forecast, write_draft
 from tide.server.scoring import ScoringApi
 from tide.server.telemetry import Budget, MeasuredScorer, Metrics
 
@@ -52,6 +51,7 @@ _Limit = Annotated[float, Field(gt=0, le=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 REFUSE = "refuse"  # value of `on_scorer_failure`
 ONLY = "default"  # name of the policy that the command line makes
+_OnText = Callable[[str], None] | None
 
 
 class _Part(BaseModel):
@@ -232,20 +232,13 @@ class ServedDetoxifier(AsyncDetoxifier):
     """
 
     async def answer(
-        self,
-        prompt: str | Chat,
-        on_text: Callable[[str], None] | None = None,
-        **overrides: Unpack[Overrides],
+        self, prompt: str | Chat, on_text: _OnText, **overrides: Unpack[Overrides]
     ) -> Result:
         """Complete one prompt, or answer a chat."""
-        settings, strategy = self._resolve(overrides)
-        return await self._awaited(self._start(prompt, settings, strategy, on_text=on_text))
+        return await self._awaited(self._start(prompt, *self._resolve(overrides), on_text=on_text))
 
     async def draft(
-        self,
-        prompt: str | Chat,
-        on_text: Callable[[str], None] | None = None,
-        **overrides: Unpack[Overrides],
+        self, prompt: str | Chat, on_text: _OnText, **overrides: Unpack[Overrides]
     ) -> Draft:
         """Write the model's own text, unscored, for `forecast`."""
         settings, strategy = self._resolve(overrides)
@@ -253,7 +246,7 @@ class ServedDetoxifier(AsyncDetoxifier):
         async def work() -> Draft:
             async with self._capacity:
                 (task,) = await self._tasks(prompt, settings, strategy, [0], on_text)
-                return await write_unjudged(task, self.engine)
+                return await write_draft(task, self.engine)
 
         return await self._awaited(self._begin(work))
 

@@ -255,7 +255,7 @@ class PassedOn(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
+def monitored_route(proxy: Proxy) -> type[APIRoute]:
     """Return a class of routes that pass on the requests of monitored policies unread."""
 
     class Monitored(APIRoute):
@@ -263,8 +263,6 @@ def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
             enforced = super().get_route_handler()
 
             async def handle(request: Request) -> Response:
-                if proxy is None:
-                    return await enforced(request)
                 content, visit = await request.body(), request.scope[VISIT]
                 policy = proxy.policy_of(content, visit)
                 if policy.mode == "enforce":
