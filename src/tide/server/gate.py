@@ -298,13 +298,19 @@ def _standard(scope: Scope) -> tuple[Scope, str | None]:
 
 def _for_model(body: bytes, model: str) -> bytes:
     """Return a request with this model. What is no object is left for its route to refuse."""
+    values = json_object(body)
+    if values is None or values.get("model") == model:
+        return body
+    return json.dumps({**values, "model": model}).encode()
+
+
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """Return a body as a JSON object; None if it is none."""
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
-        return body
-    if not isinstance(values, dict) or values.get("model") == model:
-        return body
-    return json.dumps({**values, "model": model}).encode()
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def digest_of_key(key: str) -> bytes:

@@ -28,7 +28,7 @@ from tide.engines.openai.streams import Aside, Delta, end_of_server, read_event,
 from tide.engines.openai.words import words_of
 from tide.server import messages, responses
 from tide.server.answers import Refused
-from tide.server.gate import KEY_HEADERS, VISIT, Visit, traced
+from tide.server.gate import KEY_HEADERS, VISIT, Visit, json_object, traced
 from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.schemas import ChatRequest, CompletionRequest, Translated
 
@@ -70,7 +70,7 @@ class Proxy:
 
     def policy_of(self, content: bytes, visit: Visit) -> ServedPolicy:
         """Return the policy that a request names. Raises Refused if its key may not use it."""
-        values, name = _object(content), None
+        values, name = json_object(content) or {}, None
         if isinstance(tide := values.get("tide"), dict):
             name = tide.get("policy")
         return self._serving.policy(
@@ -85,8 +85,11 @@ class Proxy:
         return PassedOn(self, request)
 
     def for_server(self, content: bytes) -> bytes:
-        """Return the body for the server: without our field, with the server's name of a model."""
-        values = _object(content)
+        """Return the body for the server: without our field, with the server's name of a model.
+
+        What is no object is left for the server to refuse.
+        """
+        values = json_object(content) or {}
         renamed = values.get("model") == self._serving.name != self._engine.name
         if not renamed and "tide" not in values:
             return content
@@ -99,7 +102,7 @@ class Proxy:
         """Score an answer that was passed on."""
         policy, number = monitored.policy, monitored.visit.number
         try:
-            request = monitored.door.kind.model_validate(_object(monitored.content))
+            request = monitored.door.kind.model_validate(json_object(monitored.content) or {})
             if isinstance(request, Translated):
                 request = request.for_chat()
             calls = self._serving.calls(request, monitored.visit)
@@ -276,12 +279,3 @@ def monitored_route(proxy: Proxy) -> type[APIRoute]:
             return handle
 
     return Monitored
-
-
-def _object(content: bytes) -> dict[str, Any]:
-    """Return a body as a JSON object; empty if it is none, which the server will say."""
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
