@@ -427,7 +427,7 @@ class Batch:
             if row.ended and row.beginning is not None and not row.broken:
                 beginning, row.beginning = row.beginning, None
                 layers = lane.stream.cache.copy(number)
-                beginning.keep([*row.prompt_ids, *row.ids], layers)
+                beginning.cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
 
     def _push(self, row: Row) -> None:
         # Prompts of similar length are read together, which saves padding.

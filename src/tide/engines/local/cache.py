@@ -194,11 +194,6 @@ class Beginning:
         """Number of tokens whose keys and values are cached."""
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
 
-    def keep(self, ids: list[int], layers: list[Pair]) -> None:
-        """Cache the keys and values of these ids."""
-        self.ids, self.layers = ids, layers
-        self.cache.hold(self)
-
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
         """Return the cached keys and values of `ids` without the last id, or None."""
         size = len(ids) - 1
@@ -218,8 +213,12 @@ class PrefixCache:
         self.capacity = capacity
         self._beginnings: weakref.WeakKeyDictionary[Beginning, None] = weakref.WeakKeyDictionary()
 
-    def hold(self, beginning: Beginning) -> None:
-        """Hold this text last, and drop the keys and values of the first ones over the capacity."""
+    def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
+        """Cache keys and values of these ids, and drop those of the first texts over the capacity.
+
+        beginning: the text with these ids; it is evicted after all others.
+        """
+        beginning.ids, beginning.layers = ids, layers
         self._beginnings.pop(beginning, None)
         self._beginnings[beginning] = None
         tokens = 0
