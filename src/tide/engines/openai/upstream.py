@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -92,7 +91,7 @@ class Upstream:
         return parsed((await self._connected(ask)).body, kind)
 
     async def stream(
-        self, path: str, body: Any, *, limit: int = MIB, until: float = math.inf
+        self, path: str, body: Any, *, limit: int, until: float
     ) -> AsyncGenerator[list[bytes], None]:
         """Like `request`, for a stream: yields the events before `[DONE]` that arrived together.
 
