@@ -160,7 +160,8 @@ NO_TEXTS = ("--data", "empty.jsonl", "--out", "out")
     ("arguments", "message"),
     [
         (["run"], "no texts; give texts"),
-        (["run", "--input", "none.jsonl"], "none.jsonl: no such file"),
+        (["run", "--input", "none"], "none: no such file"),
+        (["run", "hi", "--chat"], "--chat: messages: the model pocket has no chat template"),
         (["run", "hi", "-o", "-"], "to print, leave --output out"),
         (["run", "hi", "-o", "mine.jsonl"], "not of a run (mine.jsonl.config.json is missing)"),
         (["run", "hi", "-o", "out.csv"], "neither a .jsonl file nor a folder"),

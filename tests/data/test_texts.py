@@ -81,9 +81,11 @@ def test_invalid_prompts_are_named(tmp_path: Path, name: str, content: bytes, me
         read_rows(path)
 
 
-def test_missing_file_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        read_rows(tmp_path / "none.jsonl")
+def test_missing_file_folder_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    for name, says in (("none", "no such file"), (".", "is a folder"), ("a.csv", "use .jsonl")):
+        with pytest.raises(InputError, match=says):
+            read_labelled([tmp_path / name])
     with pytest.raises(InputError, match="id 3: the text is invalid Unicode"):
         Row(3, "caf\udce9")
 
@@ -131,8 +133,3 @@ def test_invalid_labels_are_named(tmp_path: Path, row: Any, message: str) -> Non
     path = jsonl(tmp_path / "a.jsonl", {"text": "fine", "toxicity": 0}, row)
     with pytest.raises(InputError, match=rf"a\.jsonl, line 3: {message}"):
         read_labelled([path])
-
-
-def test_labelled_texts_of_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"unknown kind of file; use \.jsonl"):
-        read_labelled([tmp_path / "a.csv"])

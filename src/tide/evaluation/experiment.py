@@ -33,7 +33,7 @@ from tide.evaluation.judging import (
     reference_named,
     without_guide,
 )
-from tide.evaluation.methods import Method, MethodRules, check_method, load_method
+from tide.evaluation.methods import Method, MethodRules, check_chats, check_method, load_method
 from tide.evaluation.runs import (
     FORMAT,
     Run,
@@ -126,6 +126,8 @@ def evaluate(
         opened = open_scorers(_listed(judges), stack)
         outside = without_guide(opened, guide.scorer.name, "--judges", progress)
         with _opened(model, engine, options) as loaded:
+            if chat:
+                check_chats(loaded)
             described = describe(model, engine, options, loaded)
             config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}

@@ -15,6 +15,7 @@ from typing import Any
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import load_baseline, read_baseline
 from tide.baselines.base import Baseline, Generated
+from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded, unknown
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
@@ -292,8 +293,11 @@ def _check_options(
         raise InputError(f"methods: {spec}: set num_trials for all methods (--trials)")
     if "strategy" in common or "strategy" in options:
         raise InputError("strategy: cannot be set here; name the strategy in --methods")
-    if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
-        raise InputError(f"methods: {spec}: {searching[0]} is a setting of searches")
+    for key in options if name == "base" else ():
+        if key not in Settings.model_fields:
+            raise InputError(f"methods: {spec}: {unknown(key, _OF_ALL, 'setting')}")
+        if key not in _OF_ALL:
+            raise InputError(f"methods: {spec}: {key} is a setting of searches")
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -312,6 +316,14 @@ def _with_options(
     return {"strategy": format_spec(name, {**options, **(changes or {})})}
 
 
+def check_chats(engine: Engine) -> None:
+    """Raise InputError for a model without a chat template, which would refuse every chat."""
+    try:
+        engine.text_of(Chat.said("Hello"))
+    except InputError as error:
+        raise InputError(f"--chat: {error}") from None
+
+
 def method_of(detoxifier: Detoxifier, preset: str, *, chats: bool = False) -> SearchMethod:
     """Make a method for texts or `chats` from a detoxifier that was made with `preset`."""
     settings, engine = detoxifier.settings, detoxifier.engine
@@ -322,6 +334,7 @@ def method_of(detoxifier: Detoxifier, preset: str, *, chats: bool = False) -> Se
         name = preset
     usual = resolve_settings(standard)
     if chats:
+        check_chats(engine)
         settings = settings.for_chat(engine.chat_sampling)
         usual = usual.for_chat(engine.chat_sampling)
     full_name = run_name(name, settings, usual)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tide.core.errors import InputError, MissingDependencyError, StrategyError, guarded, one_line
+from tide.core.errors import (
+    InputError,
+    MissingDependencyError,
+    StrategyError,
+    guarded,
+    nearest,
+    one_line,
+)
 from tide.core.settings import DEFAULT_STRATEGY, SCALES, Settings
 from tide.plugins.options import Options, parse_value
 from tide.plugins.registry import Registry
@@ -109,6 +116,10 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
             name, spec_options = parse_spec(layer["strategy"], "strategy")
             own_options = getattr(_class_of(name), "options_class", Options).model_fields
             common = spec_options.keys() & fields.keys() - own_options.keys() - {"strategy"}
+            if wrong := spec_options.keys() - fields.keys() - own_options.keys():
+                hint = nearest(min(wrong), [*own_options, *fields])
+                has = f"{hint}'tide methods {name}' lists its options"
+                raise InputError(f"strategy {name}: no option {min(wrong)!r}; {has}")
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
             layer |= {key: parse_value(fields[key], spec_options.pop(key)) for key in common}
