@@ -22,12 +22,11 @@ from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.languages import load_identifier
 from tide.server.answers import Refused, ReplyShape, Shape, limits_in
-from tide.server.gate import VISIT, Gate, Visit
+from tide.server.gate import FILES, VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard
 from tide.server.messages import MessageShape, MessagesRequest
 from tide.server.monitor import Monitor
-from tide.server.playground import FILES, FOLDER
 from tide.server.proxy import Proxy, monitored_route
 from tide.server.responses import ResponseShape, ResponsesRequest
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import Policies, ServedPolicy
 
+_PLAYGROUND = Path(__file__).with_name("playground")
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -88,7 +88,7 @@ def create_app(
     app.include_router(_scoring_routes())
     app.include_router(_state_routes(policies, serving))
     for path, file in FILES.items():
-        app.get(path, include_in_schema=False)(_page(FOLDER / file))
+        app.get(path, include_in_schema=False)(_page(_PLAYGROUND / file))
     return Gate(app, policies, monitor)
 
 

@@ -29,7 +29,6 @@ from tide.core.errors import InputError
 from tide.core.http import TRACE, ServerFailed, read_key
 from tide.core.sanitize import logger
 from tide.server.answers import Refused
-from tide.server.playground import FILES
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -45,6 +44,10 @@ KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 _KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
 # Azure's paths of OpenAI's API; a deployment is a model.
 _AZURE = re.compile(r"/openai/(?:v1/|deployments/([^/]+)/)?(.*)")
+# The files of the playground, by URL path.
+FILES = {"/": "index.html"} | {
+    f"/{name}": name for name in ("playground.css", "playground.js", "plot.js", "words.js")
+}
 # Paths that need no key. The page of the playground asks its user for the key. Google's clients
 # fetch the discovery document before they have one.
 _OPEN = (*FILES, "/health", "/ready", "/$discovery/rest")
