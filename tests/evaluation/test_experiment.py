@@ -303,10 +303,10 @@ def test_resume_takes_a_run_of_an_earlier_state(tmp_path: Path) -> None:
 
 def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
     """Size, name and time of the file are the same."""
-    folder = tmp_path / "model"
-    shutil.copytree(FOLDERS["pocket"], folder)
+    folder = shutil.copytree(FOLDERS["pocket"], tmp_path / "model")
     engine = engine_named(str(folder))
     run(tmp_path / "a", "base", ROWS[:2], model=engine)
+    run(tmp_path / "a", "base", ROWS[:3], model=engine_named(str(FOLDERS["pocket"])))  # the same
     weights = next(folder.glob("*.safetensors"))
     time, content = weights.stat().st_mtime_ns, bytearray(weights.read_bytes())
     content[-1] ^= 1

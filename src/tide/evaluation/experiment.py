@@ -85,7 +85,7 @@ def evaluate(
 
     Args:
         benchmark: A name, a file, or prompts.
-        methods: A list of specs and classes of strategies, or a comma-separated text.
+        methods: A list of specs and classes (strategies, baselines), or a comma-separated text.
             `tide:num_samples=2|4|8` names one method per value.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
@@ -180,7 +180,7 @@ def _folders(
     folder = Path(out or Path("runs", f"{slug(benchmark)}-{slug(Path(model).name)}"))
     paths = [folder / slug(method.name) for method in methods]
     if len(set(paths)) < len(paths):
-        raise InputError("--methods: a method is named twice")
+        raise InputError("methods: a method is named twice")
     return paths
 
 
@@ -309,7 +309,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     left.pop((), None)
     count = sum(map(len, left.values()))
     if file.records and count:
-        job.progress.say(f"{file.path}: has {len(file.records)} records; {count} prompts are left")
+        job.progress.say(f"{file.path}: has records; prompts left: {count} of {len(job.rows)}")
     failed: Failed = {}
     with job.progress.task(method.name, count) as advance:
         for trials, rows in left.items():

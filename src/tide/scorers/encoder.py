@@ -181,7 +181,7 @@ class EncoderScorer(PlainScorer):
 
 
 class SentenceScorer(EncoderScorer):
-    """Reads texts. It learned from other texts than `pocket` and `exchange`."""
+    """Probability that an English text is toxic; shares no training text with `pocket`."""
 
     kind, inputs, bundled = "sentence", ("ids",), SENTENCE
 
