@@ -141,7 +141,7 @@ class Sampler:
 
     def warp(self, logits: Tensor) -> Tensor:
         """Apply temperature, then top-k, then top-p to `logits` (B, V); returns float32."""
-        if self._greedy:
+        if not self._noisy:
             return logits.float()
         scores: Tensor = logits.float() / self._temperature
         for rows, keep, limit in self._filters:
@@ -158,12 +158,12 @@ class Sampler:
         """
         best, drawn = scores.amax(dim=-1), self._drawn_rows
         finite = best.isfinite()
-        if self._greedy or drawn is not None:
-            tokens = scores.argmax(dim=-1)
-            if drawn is not None and len(drawn):
-                tokens[drawn] = self._draw(scores[drawn], best[drawn])
-        else:
+        if drawn is None:
             tokens = self._draw(scores, best)
+        else:
+            tokens = scores.argmax(dim=-1)
+            if len(drawn):
+                tokens[drawn] = self._draw(scores[drawn], best[drawn])
         if self._seen is not None:
             self._seen = torch.cat([self._seen, tokens[:, None]], dim=1)
         return tokens, finite
@@ -182,9 +182,8 @@ class Sampler:
         if set(penalties) <= {1.0}:
             self._seen = None
         drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
-        self._greedy = not drawn
         self._drawn_rows = _numbers(drawn, len(rows), device)
-        self._noisy = [rows[i] for i in drawn]
+        self._noisy = [rows[i] for i in drawn]  # all other rows are greedy
         temperatures = [sampling.temperature or 1.0 for sampling in samplings]
         self._temperature = torch.tensor(temperatures, device=device)[:, None]
         self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
