@@ -74,13 +74,7 @@ def run(
     report` reads the file. Without --output, the completions are printed.
     """
     # 1. Check the options, and read the prompts.
-    if output is not None and shape != "table":
-        raise InputError("--format: applies to printed output only; --output writes whole records")
-    if str(output) == "-":
-        raise InputError("--output: '-' is not a file; to print, leave --output out")
-    if output is not None and output.suffix not in ("", ".jsonl"):
-        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
-    refuse_input(output, input_file)
+    _check_output(output, input_file, shape)
     rows = options.rows_of(prompts, input_file, field=field, limit=limit, chats=chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
@@ -107,10 +101,9 @@ def run(
         settings = method.settings
         chosen = f"strategy {settings.strategy}, accepts below {settings.toxicity_threshold:g}"
         ERRORS.print(chosen, style="dim")
-        started = time.monotonic()
-
         progress = Bars(log=True)
         loaded = without_guide(loaded, detoxifier.scorer.name, "--judges", progress)
+        started = time.monotonic()
 
         # 3. Complete the prompts.
         errors: list[TideError] = []
@@ -131,6 +124,18 @@ def run(
     _warn_of_unresolved(records, settings)
     if errors:
         raise TideError(f"{len(errors)} of {len(rows)} prompts failed (see above)")
+
+
+def _check_output(output: Path | None, input_file: Path | None, shape: str) -> None:
+    if output is None:
+        return
+    if shape != "table":
+        raise InputError("--format: applies to printed output only; --output writes whole records")
+    if str(output) == "-":
+        raise InputError("--output: '-' is not a file; to print, leave --output out")
+    if output.suffix not in ("", ".jsonl"):
+        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
+    refuse_input(output, input_file)
 
 
 def _record(method: SearchMethod, output: Path, job: Job, errors: list[TideError]) -> list[Record]:

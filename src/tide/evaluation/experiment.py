@@ -118,8 +118,6 @@ def evaluate(
         check_method(spec, name_of(model), rules)
     progress = progress or Progress()
     references = _references(reference, name_of(model), progress)
-    for name in references:
-        Reference.check(name)
     options = dict(engine_options or {})
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
@@ -228,8 +226,6 @@ def judge(
     for path in paths:
         for name in _references(reference, str(read_config(path).get("model")), progress):
             by_reference.setdefault(name, []).append(path)
-    for name in by_reference:
-        Reference.check(name)
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
@@ -368,12 +364,14 @@ def _measure(
 
 
 def _references(names: str | Sequence[str], model: str, progress: Progress) -> list[str]:
+    """Return the reference models of a run. Raises EngineError if one does not exist."""
     usable: list[str] = []
     for name in _listed(names):
         reference = reference_named(name, model)
         if reference is None:
             progress.say(f"no perplexity: no larger model like {model} is known; see --reference")
         elif reference != "none":
+            Reference.check(reference)
             usable.append(reference)
     return list(dict.fromkeys(usable))
 
