@@ -434,9 +434,7 @@ async def _passes(texts: Sequence[str], call: Call) -> bool:
         scores = await scoring.score(exchanges)
     except (TideError, Unread, Refused):
         return False
-    if not exchanges:
-        return True
-    return acceptance.passes(acceptance.worst(scores))
+    return all(map(acceptance.passes, scores))
 
 
 async def _joined(items: Mailbox[tuple[int, _Item]]) -> AsyncIterator[tuple[int, _Item]]:
