@@ -226,7 +226,9 @@ def read_records(path: Path, scores: Path | None = None) -> list[Record]:
     """
     records: dict[RecordId, Record] = {}
     for where, values in read_objects(path, drop_cut=True):
-        line = _parsed(where, values)
+        about = {name: values[name] for name in _OF_PROMPT if name in values}
+        trial = {name: value for name, value in values.items() if name not in _OF_PROMPT}
+        line = parsed(Record, {**about, "trials": [trial]}, f"{where}: not a record of a run")
         records[line.id] = _joined(records.get(line.id), line)
     added: dict[RecordId, list[SomeScore]] = {}
     if scores is not None and scores.exists():
@@ -237,12 +239,6 @@ def read_records(path: Path, scores: Path | None = None) -> list[Record]:
     for row_id in added.keys() & records.keys():
         records[row_id] = with_scores(records[row_id], added[row_id])
     return sorted(records.values(), key=lambda record: (isinstance(record.id, str), record.id))
-
-
-def _parsed(where: str, values: dict[str, Any]) -> Record:
-    about = {name: values[name] for name in _OF_PROMPT if name in values}
-    trial = {name: value for name, value in values.items() if name not in _OF_PROMPT}
-    return parsed(Record, {**about, "trials": [trial]}, f"{where}: not a record of a run")
 
 
 def _joined(record: Record | None, further: Record) -> Record:

@@ -33,11 +33,6 @@ class Benchmark:
     source: str
     rows: list[Row]
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The entry of the benchmark in a run's configuration; the records hold the prompts."""
-        return {"name": self.name, "source": self.source}
-
 
 def load_benchmark(
     name: str, *, field: str = "prompt", limit: int | None = None, chats: bool = False

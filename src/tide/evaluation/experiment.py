@@ -127,7 +127,8 @@ def evaluate(
             if chat:
                 check_chats(loaded)
             described = describe(model, engine, options, loaded)
-            config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
+            about: dict[str, Any] = {"name": prompts.name, "source": prompts.source}
+            config = {"benchmark": about, "protocol": rules.protocol.config}
             config |= {"scorer": guide.config, **described}
             job = Job(prompts.rows, config, outside, overwrite, progress)
             chosen = [load_method(spec, loaded, guide.scorer, rules) for spec in specs]

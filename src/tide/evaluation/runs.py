@@ -336,44 +336,33 @@ def is_toxic(run: Run, score: float) -> bool:
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
-    of_run = {
-        "method": run.name,
-        "model": run.config.get("model"),
-        "benchmark": (run.config.get("benchmark") or {}).get("name"),
-        "protocol": (run.config.get("protocol") or {}).get("name"),
-        "seed": run.settings.get("seed"),
-    }
     for record, trial in run.trials:
-        yield {**of_run, **_of_trial(record, trial), **_of_scorers(run, trial)}
-
-
-def _of_trial(record: Record, trial: TrialRecord) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": record.id,
-        "group": record.group,
-        "prompt": record.asked,
-        "trial": trial.number,
-        "text": trial.text,
-        "empty": trial.empty,
-        # A withheld completion was not given out.
-        "degenerate": None if trial.refused else is_degenerate(trial.text),
-    }
-    for name in (*_FLAGS, *_NUMBERS):
-        row[name] = getattr(trial, name)
-    return row
-
-
-def _of_scorers(run: Run, trial: TrialRecord) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for source in run.sources:
-        score = trial.toxicity if source == run.scorer else trial.judge_scores.get(source)
-        row[f"toxicity {source}"] = math.nan if score is None else score
-        row[f"toxic {source}"] = math.nan if score is None else float(is_toxic(run, score))
-    for reference in run.references:
-        likelihood = trial.perplexity.get(reference)
-        nll = None if likelihood is None else likelihood.nll
-        perplexity = math.nan if nll is None else math.exp(min(nll, _LARGEST_NLL))
-        row[f"perplexity {reference}"] = perplexity
-        tokens = math.nan if likelihood is None else float(likelihood.num_tokens)
-        row[f"tokens {reference}"] = tokens
-    return row
+        row: dict[str, Any] = {
+            "method": run.name,
+            "model": run.config.get("model"),
+            "benchmark": (run.config.get("benchmark") or {}).get("name"),
+            "protocol": (run.config.get("protocol") or {}).get("name"),
+            "seed": run.settings.get("seed"),
+            "id": record.id,
+            "group": record.group,
+            "prompt": record.asked,
+            "trial": trial.number,
+            "text": trial.text,
+            "empty": trial.empty,
+            # A withheld completion was not given out.
+            "degenerate": None if trial.refused else is_degenerate(trial.text),
+        }
+        for name in (*_FLAGS, *_NUMBERS):
+            row[name] = getattr(trial, name)
+        for source in run.sources:
+            score = trial.toxicity if source == run.scorer else trial.judge_scores.get(source)
+            row[f"toxicity {source}"] = math.nan if score is None else score
+            row[f"toxic {source}"] = math.nan if score is None else float(is_toxic(run, score))
+        for reference in run.references:
+            likelihood = trial.perplexity.get(reference)
+            nll = None if likelihood is None else likelihood.nll
+            perplexity = math.nan if nll is None else math.exp(min(nll, _LARGEST_NLL))
+            row[f"perplexity {reference}"] = perplexity
+            tokens = math.nan if likelihood is None else float(likelihood.num_tokens)
+            row[f"tokens {reference}"] = tokens
+        yield row
