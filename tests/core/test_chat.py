@@ -16,7 +16,7 @@ from tests.command import tide
 from tests.fakes import FakeScorer
 from tests.generated import examples
 from tide import Detoxifier, evaluate
-from tide.core.chat import Chat, render
+from tide.core.chat import Chat, as_lines, render
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.data.records import read_records
@@ -180,10 +180,10 @@ def test_control_tokens_in_messages_are_refused(chatml: TransformersEngine, role
             chatml.render(chat)
 
 
-def test_message_with_placeholder_characters(chatml: TransformersEngine) -> None:
-    content = "\ue0000\ue000 and \ue000\ue000\ue0002\ue000"
-    text = chatml.render(Chat.of([*LONG[:2], {"role": "user", "content": content}]))
-    assert text[slice(*text.spans[1])] == content
+def test_message_with_placeholder_characters() -> None:
+    for content in ("\ue0000\ue000 and \ue000\ue000\ue0002\ue000", "\ue000" * 300_000):
+        text = render(Chat.of([*LONG[:2], {"role": "user", "content": content}]), as_lines, "x")
+        assert text[slice(*text.spans[1])] == content
 
 
 def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -> None:

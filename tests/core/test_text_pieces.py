@@ -54,6 +54,7 @@ def test_end_of_a_sentence(ending: list[str], after: str, ends: bool) -> None:
         (["\u0e01", "\u0e33", "\u0e25"], [0, 2]),  # a vowel stays with its consonant
         (["x", "\U0001f468", "\u200d", "\U0001f469", "\U0001f600"], [0, 1, 4]),
         ([], []),
+        pytest.param([" a"] * 300_000, [*range(300_000)], id="an answer of a megabyte"),
     ],
 )
 def test_word_starts_in_any_script(pieces: list[str], starts: list[int]) -> None:

@@ -12,6 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -29,7 +30,8 @@ from pydantic import (
 from tide.core.errors import InputError, guarded, problem
 from tide.core.sanitize import Unread, half_character, readings, strings_of_json
 
-# A private-use character, the placeholder for user messages while a template is analysed.
+# A private-use character, which encloses the placeholder for user messages while a template is
+# analysed.
 _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
 # Fields that ask for JSON, or for text that may be JSON: of vLLM, SGLang, llama.cpp, TGI, TabbyAPI
@@ -312,9 +314,8 @@ def _located(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model:
     """Render `chat`, and locate its user messages by a second rendering with placeholders."""
     messages, written = chat.dump(), chat.model_dump_json()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    mark = _MARK
-    while mark in written:
-        mark += _MARK
+    # Nobody can write the mark into the messages, as it depends on all of them.
+    mark = f"{_MARK}{int(sha256(written.encode()).hexdigest(), 16)}{_MARK}"
     marks = {i: f"{mark}{i}{mark}" for i in users}
     marked = [m | {"content": marks.get(i, m["content"])} for i, m in enumerate(messages)]
     with guarded(InputError, f"messages: the chat template of {model} refuses them"):

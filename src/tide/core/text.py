@@ -97,26 +97,26 @@ def ends_sentence(pieces: Sequence[str], end: int) -> bool:
     return ends_line or any(match.end() == len(before) for match in _ENDS.finditer(before))
 
 
-def word_starts(pieces: Sequence[str]) -> Iterator[int]:
-    """Yield the tokens that begin a word without splitting a character; the first index is 0."""
-    if pieces:
-        yield 0
-    text, first = "", 0  # index of the first token after the last allowed cut
-    for number, piece in enumerate(pieces):
-        if not _is_whole(piece):
+def word_starts(pieces: Sequence[str], start: int = 0) -> Iterator[int]:
+    """Yield the tokens that begin a word without splitting a character; the first one is `start`.
+
+    The time is linear in the pieces that are read, as an answer may arrive as a whole.
+    """
+    if start < len(pieces):
+        yield start
+    near, first = "", start  # text before the last allowed cut; index of the first token after it
+    for number in range(start, len(pieces)):
+        if not _is_whole(pieces[number]):
             continue
         unit = "".join(pieces[first : number + 1])
-        if first and begins_word(unit) and not splits_character(text, unit):
+        if first > start and begins_word(unit) and not splits_character(near, unit):
             yield first
-        text, first = text + unit, number + 1
+        near, first = (near + unit)[-_LONGEST:], number + 1
 
 
 def word_ends(pieces: Sequence[str], start: int) -> Iterator[int]:
     """Yield the positions after `start` where one word ends and the next word begins, ascending."""
-    rest = pieces[start:]
-    if len(rest) < 2:
-        return iter(())
-    return (start + index for index in islice(word_starts(rest), 1, None))
+    return islice(word_starts(pieces, start), 1, None)
 
 
 def cut(pieces: Sequence[str], length: int) -> list[str]:
