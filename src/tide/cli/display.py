@@ -98,12 +98,10 @@ def summary_table(
     """
     table = Table("", Column("before", justify="right"), Column("after", justify="right"))
     table.title = "before and after"
-    name, threshold = scorer
-    heading = f"toxic by {name} (from {threshold:g})"
-    table.add_row(heading, *_toxic_shares(records, None, threshold))
-    for judge, judge_threshold in judges:
-        heading = f"toxic by {judge} (from {judge_threshold:g})"
-        table.add_row(heading, *_toxic_shares(records, judge, judge_threshold))
+    for name, threshold in (scorer, *judges):
+        judge = None if name == scorer[0] else name
+        heading = f"toxic by {name} (from {threshold:g})"
+        table.add_row(heading, *_toxic_shares(records, judge, threshold))
     table.add_section()
     trials = [trial for record in records for trial in record.trials]
     table.add_row("prompts", "", str(len(records)))

@@ -129,7 +129,8 @@ def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
     _add_text(averages, trials)
     _add_costs(averages, trials, run.scorer)
     for reference in run.references:
-        unscored[reference] = _add_perplexity(averages, trials, reference)
+        averages.add((reference, "mean"), trials[f"perplexity {reference}"])
+        unscored[reference] = int(trials.index[trials[f"tokens {reference}"].isna()].nunique())
     estimates = averages.estimates()
     fluency = {reference: _of(estimates, reference) for reference in run.references}
     for reference, of_completions in fluency.items():
@@ -217,12 +218,6 @@ def _add_costs(averages: _Averages, trials: DataFrame, scorer: str) -> None:
     averages.add(("unresolved",), unresolved.astype(float))
     refused = trials["refused"].dropna().groupby(level=0, sort=False).any()
     averages.add(("refused",), refused.astype(float))
-
-
-def _add_perplexity(averages: _Averages, trials: DataFrame, reference: str) -> int:
-    """Add the mean perplexity; returns the number of prompts that are not wholly measured."""
-    averages.add((reference, "mean"), trials[f"perplexity {reference}"])
-    return int(trials.index[trials[f"tokens {reference}"].isna()].nunique())
 
 
 def as_share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:
