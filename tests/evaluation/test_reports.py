@@ -37,10 +37,11 @@ def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
 
 
 def test_page_holds_tables_figures_and_texts() -> None:
-    base = run([[0.9, 0.2]] * 6)
+    base = run([[0.9, 0.2]] * 6, model="elsewhere/pocket", weights="1")
     for number in range(6):
         changed(base, number, forward_tokens=20)
     search = search_run("tide")
+    search.config["weights"] = "1"
     report = evaluation.report([measured(base, [[2.0, 3.0]] * 6), search])
     text = page(report.groups, report.tables, report.figures)
     assert all(str(escape(table.title)) in text for table in report.tables)

@@ -78,8 +78,10 @@ def test_tables_fit_the_width(width: int) -> None:
         assert all(column.heading in text for column in table.columns)
 
 
-def test_control_characters_of_names_are_escaped() -> None:
-    table = Table("toy", "t", [Column("method")], [["\x1b[2J"]])
+def test_names_are_escaped_and_their_options_stay_whole() -> None:
+    rows = [["\x1b[2J"], ["random-walk:toxicity_threshold=0.25"]]
+    table = Table("toy", "t", [Column("method")], rows)
+    assert " toxicity_threshold=0.25 " in printed(table)
     assert "\x1b" not in printed(table) + tables.to_markdown(table) + tables.to_latex(table)
 
 

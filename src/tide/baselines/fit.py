@@ -115,8 +115,8 @@ class Labelled:
         matched = sum(min(map(len, kinds)) for kinds in by_group.values())
         if matched < minimum:
             raise InputError(
-                f"data: of {len(self.texts)} texts {matched} toxic texts can be matched with "
-                f"non-toxic texts of the same source; at least {minimum} are needed"
+                f"data: of {len(self.texts)} training or held-out texts {matched} toxic texts can "
+                f"be matched with non-toxic texts of their source; at least {minimum} are needed"
             )
         generator = np.random.default_rng(seed)
         for kinds in by_group.values():

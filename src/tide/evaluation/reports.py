@@ -150,12 +150,15 @@ def report(
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Group runs by benchmark, model and protocol."""
+    """Group runs by benchmark, model and protocol. Equal weights are one model at any path."""
     by_key: dict[tuple[str, str, str], list[Run]] = {}
+    models: dict[str, str] = {}  # by the digest of their weights
     for run in runs:
         benchmark = (run.config.get("benchmark") or {}).get("name") or ""
         protocol = (run.config.get("protocol") or {}).get("name") or ""
-        key = benchmark, run.config.get("model") or "", protocol
+        model = run.config.get("model") or ""
+        model = models.setdefault(run.config.get("weights") or model, model)
+        key = benchmark, model, protocol
         by_key.setdefault(key, []).append(run)
     short = {model: Path(model).name for _, model, _ in by_key}
     if len(set(short.values())) < len(short):

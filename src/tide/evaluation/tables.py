@@ -340,8 +340,10 @@ def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
         rich_table.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
     room = int(width * _NAME_SHARE)
     for name, *cells in table.cells:
-        # Names break after commas, so that options stay whole, and elsewhere only if necessary.
-        lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
+        # Names break after commas and colons, so that options stay whole, else only if necessary.
+        spaced = name.replace(",", ", ").replace(":", ": ")
+        lines = "\n".join(wrap(spaced, room, break_on_hyphens=False))
+        lines = lines.replace(", ", ",").replace(": ", ":")
         rich_table.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
     return rich_table
 
