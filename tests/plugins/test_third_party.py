@@ -78,8 +78,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
     for registry in REGISTRIES.values():
-        monkeypatch.setattr(registry, "_targets", dict(registry._targets))
-        monkeypatch.setattr(registry, "_entry_points_read", False)
+        monkeypatch.setitem(vars(registry), "_targets", {})
+        del registry._targets  # they are read again
     registries._installed.cache_clear()
     yield
     registries._installed.cache_clear()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -30,23 +30,19 @@ class Registry:
     """Maps names of one kind (such as scorers) to the places that they are imported from."""
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
-        self.kind = kind
-        self._targets: dict[str, Any] = dict(builtin)
-        self._entry_points_read = False
+        self.kind, self._builtin = kind, builtin
 
     def add(self, name: str, target: Any) -> None:
         """Register `target`, which is the object itself or `"module:attribute"`, under `name`.
 
         Raises InputError if the name is taken. Silently replacing a scorer would falsify results.
         """
-        self._read_entry_points()
         if name in self._targets:
             raise InputError(f"{self.kind} {name!r} is registered already; choose another name")
         self._targets[name] = target
 
     def names(self) -> list[str]:
         """Return all names, sorted, without importing anything."""
-        self._read_entry_points()
         return sorted(self._targets)
 
     def load(self, name: str) -> Any:
@@ -55,7 +51,6 @@ class Registry:
         Raises InputError if the name is unknown (with the nearest names) or the import fails, and
         MissingDependencyError if the object needs a package that is not installed.
         """
-        self._read_entry_points()
         if name not in self._targets:
             if name.partition(":")[0] in self._targets or ":" not in name:
                 if name.endswith(".py"):
@@ -66,18 +61,18 @@ class Registry:
         target = self._targets[name]
         return _imported(f"{self.kind} {name!r}", target) if isinstance(target, str) else target
 
-    def _read_entry_points(self) -> None:
-        if self._entry_points_read:
-            return
+    @cached_property
+    def _targets(self) -> dict[str, Any]:
+        """The objects, or their places, by name: built-in, of installed packages, and added."""
         plural = "strategies" if self.kind == "strategy" else f"{self.kind}s"
-        targets = dict(self._targets)
+        targets: dict[str, Any] = dict(self._builtin)
         for point in _installed().select(group=f"tide.{plural}"):
             if targets.setdefault(point.name, point.value) != point.value:
                 raise InputError(
                     f"{self.kind} {point.name!r}: two installed packages use this name, or one "
                     "uses the name of a built-in; uninstall one"
                 )
-        self._targets, self._entry_points_read = targets, True
+        return targets
 
 
 def _imported(origin: str, target: str) -> Any:
