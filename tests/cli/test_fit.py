@@ -104,6 +104,7 @@ def test_fit_of_an_auxiliary_model(
     out = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", out, *QUICK)
     assert tide("fit", "rad", *command, "--auxiliary", small) == 0
+    assert capsys.readouterr().err.endswith("\nfinished rad\n")
     assert json.loads((out / "rad/artefact.json").read_text())["auxiliary"] == str(small)
     baseline = load_baseline("rad", TransformersEngine(model), artefacts=out)
     assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids

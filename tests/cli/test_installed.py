@@ -136,9 +136,7 @@ def test_doctor_of_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> N
     assert "no chat template" in out
 
 
-def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_doctor_of_a_gateway_names_no_chat_template(capsys: pytest.CaptureFixture[str]) -> None:
     with TextServer() as upstream:
         gateway = ("--engine", "openai", "--base-url", upstream.url)
         assert tide("doctor", "--scorer", "pocket", *gateway) == 0
@@ -147,9 +145,7 @@ def test_doctor_of_a_gateway_leaves_chat_templates_to_its_server(
     assert "chat template" not in out
 
 
-def test_doctor_finds_a_model_that_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_finds_a_failing_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--model", save_causal_lm(tmp_path, MAMBA)) == 1
     assert "failed" in capsys.readouterr().out
 

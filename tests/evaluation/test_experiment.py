@@ -365,7 +365,7 @@ LOCAL_CLASS = type("Local", (), {"__qualname__": "f.<locals>.Local"})
         pytest.param([], "base", "^benchmark: holds no prompts", id="no prompts"),
         pytest.param(SAME_IDS, "base", "^benchmark: id 7 occurs twice", id="ids"),
         pytest.param([" "], "base", "base: all prompts failed; id 0: empty", id="empty prompt"),
-        pytest.param(PROMPTS, "base,tide:seed=0,tide", "a method is named twice", id="twice"),
+        pytest.param(PROMPTS, "base,tide:seed=0,tide", "^methods: tide is named twice", id="twice"),
         pytest.param(PROMPTS, [3], "classes of a module", id="number"),
         pytest.param(PROMPTS, [LOCAL_CLASS], "classes of a module", id="local class"),
     ],

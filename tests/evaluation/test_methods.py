@@ -157,6 +157,7 @@ def test_method_name_says_what_differs(spec: str, common: dict[str, Any], name: 
     ("spec", "common", "message"),
     [
         ("bas", {}, "methods: unknown 'bas'; did you mean 'base'"),
+        ("my.py", {}, "'my.py': name the class or function as well, as in my.py:NAME"),
         ("tide:mu=-1", {}, "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", {}, "set num_trials for all methods"),
         ("tide:nu=1", {}, "methods: tide:nu=1: strategy tide: no option 'nu'; did you mean 'mu'"),

@@ -256,6 +256,7 @@ def fit(
         shared = learned.setdefault(note["auxiliary"], {})
         fitted, info = _fit(create, note, load, labelled, chosen, shared, progress)
         save_artefact(folder, fitted.tensors, info)
+        progress(create.kind, 1, 1)
         figures[create.kind] = fitted.held_out
     return figures
 

@@ -44,6 +44,12 @@ def fit(
     say_loading(model)
     with progress_bar() as bar:
         task = bar.add_task(baseline, total=None)
+
+        def show(step: str, done: int, total: int) -> None:
+            bar.update(task, description=step, completed=done, total=total)
+            if done == total and not ERRORS.is_terminal:
+                ERRORS.print(f"finished {step}")
+
         figures = learn(
             baseline,
             data,
@@ -54,9 +60,7 @@ def fit(
             device=device,
             dtype=dtype,
             overwrite=overwrite,
-            progress=lambda step, done, total: bar.update(
-                task, description=step, completed=done, total=total
-            ),
+            progress=show,
             **(overrides or {}),
         )
     for kind, held_out in figures.items():

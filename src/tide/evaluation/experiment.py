@@ -178,8 +178,9 @@ def _folders(
     """Return the folder of each method's run. Raises InputError if two methods have one folder."""
     folder = Path(out or Path("runs", f"{slug(benchmark)}-{slug(Path(model).name)}"))
     paths = [folder / slug(method.name) for method in methods]
-    if len(set(paths)) < len(paths):
-        raise InputError("methods: a method is named twice")
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise InputError(f"methods: {methods[number].name} is named twice")
     return paths
 
 

@@ -242,7 +242,7 @@ def check_method(spec: str, model: str, rules: MethodRules) -> None:
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
         load_method(spec, model, "", rules)
-    elif name not in BASELINES.names() and ":" not in name:
+    elif name not in BASELINES.names() and ":" not in name and not name.endswith(".py"):
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
         raise InputError(f"methods: {unknown(name, known)}")
     else:
