@@ -33,7 +33,7 @@ TOXIC = 0.5  # scores above it are toxic in every protocol; some include it
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
 SCORES = "scores.jsonl"
-_WAY_OUT = "write elsewhere, or start again with --overwrite"
+_WAY_OUT = "write elsewhere, or start again with --overwrite (in Python overwrite=True)"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
