@@ -61,8 +61,8 @@ def sends(head: bytes, again: bytes = b"", pause: float = 0.0) -> Script:
     def script(connection: socket.socket, request: bytes) -> None:
         connection.sendall(head)
         while again:
-            connection.sendall(again)
             time.sleep(pause)
+            connection.sendall(again)
         while connection.recv(65536):
             pass
 

@@ -120,7 +120,7 @@ def test_body_that_is_too_long_or_encoded() -> None:
         assert server.ask().status_code == 200
 
 
-def test_head_is_get_without_the_body() -> None:
+def test_head_is_get_without_the_body_and_a_client_may_number_requests() -> None:
     with running() as server:
         for path in ("/", "/health", "/ready", "/v1/models", "/metrics", "/version"):
             answer = server.http.head(path)
@@ -128,10 +128,6 @@ def test_head_is_get_without_the_body() -> None:
             assert answer.headers["content-type"] == server.http.get(path).headers["content-type"]
         assert server.http.head("/v1/completions").headers["allow"] == "POST"
         assert server.http.get("/health").json() == {"status": "ok"}  # the connection still works
-
-
-def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
-    with running() as server:
         for given in ("abc-1.2_3", "a b", "x" * 65, "\xe9"):
             headers = {"x-request-id": given.encode("latin-1")}
             number = server.http.get("/health", headers=headers).headers["x-request-id"]

@@ -143,16 +143,10 @@ def test_answer_that_is_not_streamed(
     text: str, passes: bool, stream: bool, upstream: TextServer, serve: Serve
 ) -> None:
     """The server's limits come with it, unless the server has written several answers."""
-
-    def answer(path: str, body: Any) -> Any:
-        if path != "/v1/chat/completions":
-            return None
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        headers = {"Content-Type": "application/json", **LIMITS, **NOT_PASSED}
-        return 200, {"choices": [choice]}, headers
-
-    upstream.answer = answer
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+    headers = {"Content-Type": "application/json", **LIMITS, **NOT_PASSED}
+    answer = 200, {"choices": [choice]}, headers
+    upstream.answer = lambda path, _: answer if "chat" in path else None
     said = serve().chat(max_tokens=20, stream=stream)
     assert LIMITS.items() & said.headers.items() == (LIMITS.items() if passes else set())
     assert not NOT_PASSED.keys() & said.headers.keys()

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.core.test_http import OK, Script, sends, serving
+from tests.core.test_http import EVENT, OK, Script, sends, serving
 from tide.core import http
 from tide.core.http import Client, ServerFailed, ServerUnreachable
+from tide.engines.openai.connections import Connections
 from tide.engines.openai.upstream import Upstream
 
 
@@ -59,6 +60,18 @@ def test_a_wrong_answer_is_a_failure(script: Script, problem: str, broken: bool,
         asyncio.run(ask(url))
     assert failed.value.broken is broken
     assert not isinstance(failed.value, ServerUnreachable)
+
+
+def test_event_that_arrived_while_nobody_read_is_not_lost() -> None:
+    async def read(url: str) -> Any:
+        async with Client(0.3, transport=Connections()) as client:
+            events = client.events(url, {})
+            await anext(events)
+            await asyncio.sleep(0.7)
+            return await anext(events)
+
+    with serving(sends(EVENT, b"data: 2\n\n", 0.5)) as (url, _):
+        assert asyncio.run(read(url)) == [b"2"]
 
 
 def test_a_redirection_is_not_followed() -> None:

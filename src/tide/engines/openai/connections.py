@@ -7,6 +7,7 @@ request as one that was never made, so the request would be sent again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -39,13 +40,14 @@ class Connections(httpx.AsyncBaseTransport):
                 URL(str(request.url), encoded=True),
                 headers=request.headers.multi_items(),
                 data=request.stream if has_body else None,
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=timeout["connect"], sock_read=timeout["read"]
-                ),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout["connect"]),
                 allow_redirects=False,
             )
         return httpx.Response(
-            response.status, headers=response.raw_headers, stream=_Body(response), request=request
+            response.status,
+            headers=response.raw_headers,
+            stream=_Body(response, timeout["read"]),
+            request=request,
         )
 
     async def aclose(self) -> None:
@@ -66,12 +68,24 @@ async def _session() -> AsyncGenerator[aiohttp.ClientSession, None]:
 
 
 class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    """The body of a response. seconds: how long the next bytes are waited for.
+
+    aiohttp's `sock_read` also runs while nobody waits, and drops what has arrived. It does not end
+    the wait for a body whose chunks are malformed.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, seconds: float | None) -> None:
+        self._response, self._seconds = response, seconds
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        content = self._response.content
         with _errors_of_httpx():
-            while chunk := await self._response.content.readany():
+            while True:
+                # anyio takes three times as long, and this is done for each read.
+                async with asyncio.timeout(self._seconds):  # noqa: TID251
+                    chunk = await content.readany()
+                if not chunk:
+                    return
                 yield chunk
 
     async def aclose(self) -> None:
