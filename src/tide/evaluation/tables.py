@@ -237,7 +237,8 @@ def text_table(summaries: Sequence[Summary]) -> Table:
         columns[median] = [result.get("median") for result in fluency]
     notes += _left_out(summaries, references)
     columns |= _averages(summaries, _TEXT)
-    title = "text: perplexity, distinct words, length, empty and degenerate completions"
+    measured = "perplexity, distinct words" if references else "distinct words"
+    title = f"text: {measured}, length, empty and degenerate completions"
     return _table("text", title, summaries, columns, notes)
 
 
