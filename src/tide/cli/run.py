@@ -102,7 +102,7 @@ def run(
         chosen = f"strategy {settings.strategy}, accepts below {settings.toxicity_threshold:g}"
         ERRORS.print(chosen, style="dim")
         progress = Bars(log=True)
-        loaded = without_guide(loaded, detoxifier.scorer.name, "--judges", progress)
+        loaded = without_guide(loaded, detoxifier.scorer.name, progress)
         started = time.monotonic()
 
         # 3. Complete the prompts.

@@ -111,10 +111,9 @@ def evaluate(
         InputError: An argument cannot be used, or `out` holds a run with other settings.
         TideError: The model or the scorer failed for all prompts.
     """
-    # The names are checked before a model is loaded, which is slow.
     prompts, specs = open_benchmark(benchmark, field, limit, chat), _specs(methods)
     rules = MethodRules(load_protocol(protocol), overrides, artefacts)
-    for spec in specs:
+    for spec in specs:  # before a model is loaded, which is slow
         check_method(spec, name_of(model), rules)
     progress = progress or Progress()
     references = _references(reference, name_of(model), progress)
@@ -122,17 +121,16 @@ def evaluate(
     with ExitStack() as stack:
         guide = open_scorer(scorer, stack)
         opened = open_scorers(_listed(judges), stack)
-        outside = without_guide(opened, guide.scorer.name, "--judges", progress)
+        outside = without_guide(opened, guide.scorer.name, progress)
         with _opened(model, engine, options) as loaded:
             if chat:
                 check_chats(loaded)
-            described = describe(model, engine, options, loaded)
-            about: dict[str, Any] = {"name": prompts.name, "source": prompts.source}
-            config = {"benchmark": about, "protocol": rules.protocol.config}
-            config |= {"scorer": guide.config, **described}
+            config: dict[str, Any] = {"protocol": rules.protocol.config}
+            config["benchmark"] = {"name": prompts.name, "source": prompts.source}
+            config |= {"scorer": guide.config, **describe(model, engine, options, loaded)}
             job = Job(prompts.rows, config, outside, overwrite, progress)
             chosen = [load_method(spec, loaded, guide.scorer, rules) for spec in specs]
-            paths = _folders(chosen, out, prompts.name, described["model"])
+            paths = _folders(chosen, out, prompts.name, config["model"])
             for path in paths:
                 stack.enter_context(writing(files_of(path).records))
             failed = {}
@@ -334,7 +332,7 @@ def _judge(
     if not (judges and file.records):
         return failed
     config = read_config(path)
-    for judge in without_guide(judges, config["scorer"]["name"], str(path), progress):
+    for judge in without_guide(judges, config["scorer"]["name"], progress, where=str(path)):
         judges_so_far = {entry["name"]: entry for entry in config["judges"]}
         before = judges_so_far.get(judge.scorer.name, judge.config)
         if before.get("code") != judge.config.get("code"):

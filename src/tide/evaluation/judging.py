@@ -87,7 +87,7 @@ def open_scorers(
 
 
 def without_guide(
-    judges: Sequence[NamedScorer], guide: str, where: str, progress: Progress
+    judges: Sequence[NamedScorer], guide: str, progress: Progress, *, where: str = "--judges"
 ) -> list[NamedScorer]:
     """Leave out a judge that is the scorer `guide` of a run, which has its scores, and say so."""
     independent = [judge for judge in judges if judge.scorer.name != guide]
