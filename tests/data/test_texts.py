@@ -81,10 +81,11 @@ def test_invalid_prompts_are_named(tmp_path: Path, name: str, content: bytes, me
         read_rows(path)
 
 
-def test_missing_file_folder_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
+def test_wrong_paths_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
-    for name, says in (("none", "no such file"), (".", "is a folder"), ("a.csv", "use .jsonl")):
-        with pytest.raises(InputError, match=says):
+    wrong = {"a.csv": "use .jsonl", "none": "no such file", "x" * 256: "too long", ".": "a folder"}
+    for name, message in wrong.items():
+        with pytest.raises(InputError, match=message):
             read_labelled([tmp_path / name])
     with pytest.raises(InputError, match="id 3: the text is invalid Unicode"):
         Row(3, "caf\udce9")

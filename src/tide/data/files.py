@@ -151,12 +151,12 @@ def write_text(path: Path, text: str) -> None:
 def kind_of(path: Path) -> str:
     """Return the last suffix of a file's name apart from `.gz`: `.jsonl` for `a.jsonl.gz`.
 
-    Raises InputError for a path without a file.
+    Raises InputError for a folder, and for a path that cannot be looked up.
     """
+    with reported(path, "read"):
+        path.stat()
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file")
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
     return next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
 
 

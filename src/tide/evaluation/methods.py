@@ -293,11 +293,12 @@ def _check_options(
         raise InputError(f"methods: {spec}: set num_trials for all methods (--trials)")
     if "strategy" in common or "strategy" in options:
         raise InputError("strategy: cannot be set here; name the strategy in --methods")
-    for key in options if name == "base" else ():
-        if key not in Settings.model_fields:
-            raise InputError(f"methods: {spec}: {unknown(key, _OF_ALL, 'setting')}")
-        if key not in _OF_ALL:
-            raise InputError(f"methods: {spec}: {key} is a setting of searches")
+    if name == "base":
+        for key in options:
+            if key not in Settings.model_fields:
+                raise InputError(f"methods: {spec}: {unknown(key, _OF_ALL, 'setting')}")
+            if key not in _OF_ALL:
+                raise InputError(f"methods: {spec}: {key} is a setting of searches")
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -30,7 +30,8 @@ class Registry:
     """Maps names of one kind (such as scorers) to the places that they are imported from."""
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
-        self.kind, self._builtin = kind, builtin
+        self.kind = kind
+        self._builtin = builtin
 
     def add(self, name: str, target: Any) -> None:
         """Register `target`, which is the object itself or `"module:attribute"`, under `name`.
