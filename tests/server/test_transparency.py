@@ -401,7 +401,7 @@ def test_models_embeddings_and_counts_are_the_servers(
     assert server.http.get("/v1/models/tiny").json() == {"id": "tiny"}
 
 
-@pytest.mark.parametrize("deployment", [None, "large"])
+@pytest.mark.parametrize("deployment", [None, "large", "org/large"])
 def test_client_of_azure(deployment: str | None, upstream: TextServer, server: Running) -> None:
     where: dict[str, Any] = {"azure_endpoint": server.url, "azure_deployment": deployment}
     asked: dict[str, Any] = {"model": "small", "max_tokens": 4}

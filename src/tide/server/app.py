@@ -22,7 +22,7 @@ from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.languages import load_identifier
 from tide.server.answers import Refused, ReplyShape, Shape, limits_in
-from tide.server.gate import FILES, VISIT, Gate, Visit
+from tide.server.gate import PLAYGROUND, VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard
 from tide.server.messages import MessageShape, MessagesRequest
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import Policies, ServedPolicy
 
-_PLAYGROUND = Path(__file__).with_name("playground")
+_FOLDER = Path(__file__).with_name("playground")
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -87,8 +87,8 @@ def create_app(
     app.include_router(_model_routes(serving, proxy))
     app.include_router(_scoring_routes())
     app.include_router(_state_routes(policies, serving))
-    for path, file in FILES.items():
-        app.get(path, include_in_schema=False)(_page(_PLAYGROUND / file))
+    for path, file in PLAYGROUND.items():
+        app.get(path, include_in_schema=False)(_page(_FOLDER / file))
     return Gate(app, policies, monitor)
 
 

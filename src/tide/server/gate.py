@@ -42,15 +42,15 @@ KEYS = "TIDE_SERVE_KEYS"
 # Of Anthropic's, Google's and Azure's clients.
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 _KEY_IN_ADDRESS = "/v1alpha1/"  # Google's clients put the key in the query
-# Azure's paths of OpenAI's API; a deployment is a model.
-_AZURE = re.compile(r"/openai/(?:v1/|deployments/([^/]+)/)?(.*)")
+# Azure's paths of OpenAI's API; a deployment is a model, and so may have a name with slashes.
+_AZURE = re.compile(r"/openai/(?:v1/|deployments/(.+?)/(?=(?:chat/)?[^/]+$))?(.*)")
 # The files of the playground, by URL path.
-FILES = {"/": "index.html"} | {
+PLAYGROUND = {"/": "index.html"} | {
     f"/{name}": name for name in ("playground.css", "playground.js", "plot.js", "words.js")
 }
 # Paths that need no key. The page of the playground asks its user for the key. Google's clients
 # fetch the discovery document before they have one.
-_OPEN = (*FILES, "/health", "/ready", "/$discovery/rest")
+_OPEN = (*PLAYGROUND, "/health", "/ready", "/$discovery/rest")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _TRACED = ("traceparent", "tracestate")
 _LEFT = 499  # nginx's status for a client that disconnected
