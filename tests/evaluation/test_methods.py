@@ -160,7 +160,7 @@ def test_method_name_says_what_differs(spec: str, common: dict[str, Any], name: 
         ("my.py", {}, "'my.py': name the class or function as well, as in my.py:NAME"),
         ("tide:mu=-1", {}, "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", {}, "set num_trials for all methods"),
-        ("tide:nu=1", {}, "methods: tide:nu=1: strategy tide: no option 'nu'; did you mean 'mu'"),
+        ("resample:nu=1", {}, "methods: .* no option 'nu'; did you mean 'mu'. known: the settings"),
         ("tide:strategy=shuffled", {}, "name the strategy in --methods"),
         ("base:sed=3", {}, "methods: base:sed=3: unknown setting 'sed'; did you mean 'seed'"),
         ("base:max_iterations=3", {}, "max_iterations is a setting of searches"),

@@ -116,7 +116,7 @@ class Reply:
             if text.lstrip().startswith("<"):
                 title = _TITLE.search(text)
                 text = title[1] if title else _TAG.sub(" ", text)
-        return sanitized(" ".join(text.split())) or f"HTTP {self.status}"
+        return sanitized(" ".join(text.split()))
 
     def error(self) -> dict[str, Any]:
         """Return the error object of an OpenAI-compatible server; empty if there is none."""

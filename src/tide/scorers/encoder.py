@@ -181,7 +181,9 @@ class EncoderScorer(PlainScorer):
 
 
 class SentenceScorer(EncoderScorer):
-    """Probability that an English text is toxic; shares no training text with `pocket`."""
+    """Probability that an English text is toxic; shares no training text with `pocket` and
+    `exchange`.
+    """
 
     kind, inputs, bundled = "sentence", ("ids",), SENTENCE
 

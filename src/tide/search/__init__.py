@@ -118,8 +118,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
             common = spec_options.keys() & fields.keys() - own_options.keys() - {"strategy"}
             if wrong := spec_options.keys() - fields.keys() - own_options.keys():
                 hint = nearest(min(wrong), [*own_options, *fields])
-                has = f"{hint}'tide methods {name}' lists its options"
-                raise InputError(f"strategy {name}: no option {min(wrong)!r}; {has}")
+                known = ", ".join([*own_options, "the settings of tide run --help"])
+                raise InputError(f"strategy {name}: no option {min(wrong)!r}; {hint}known: {known}")
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
             layer |= {key: parse_value(fields[key], spec_options.pop(key)) for key in common}

@@ -80,7 +80,8 @@ class Refused(Exception):
         if reply.status in FORBIDDEN:
             message = f"the server behind this gateway refuses its key (HTTP {reply.status})"
             return cls(502, message, "server_error", code="upstream_refused")
-        refused = cls(reply.status, reply.message(), again=True)
+        message = reply.message() or f"HTTP {reply.status}"
+        refused = cls(reply.status, message, again=True)
         refused.headers = limits_in([reply.headers])
         for name in ("type", "param", "code"):
             value = reply.error().get(name)
