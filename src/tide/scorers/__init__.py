@@ -84,7 +84,7 @@ def _create(spec: Spec) -> Scorer:
     if is_function(create):
         if spec.argument is not None:
             raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
-        # The digest tells apart files of one name; a path would change with the folder.
+        # Runs go on after the file has moved. The digest tells apart files of one name.
         name = f"callable:{Path(spec.name).name}" if ":" in spec.name else spec.name
         return CallableScorer(create, name)
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
