@@ -45,8 +45,7 @@ def record(
 def _trial(number: int, trial: int, score: float, judged: float, **more: Any) -> TrialRecord:
     text = f"a kind text of {number} words and {trial} more of {score:.6f}"
     scores = {"toxicity": score, "judge_scores": {JUDGE: judged}}
-    shared = {"number": trial, "text": text, "empty": False, **scores}
-    return TrialRecord.model_validate({**shared, **more})
+    return TrialRecord.model_validate({"number": trial, "text": text, **scores, **more})
 
 
 def likelihoods(
@@ -114,6 +113,7 @@ def _search_trial(number: int, trial: int, generator: np.random.Generator) -> Tr
         displacement=0.1 * count - 0.1,
         accepted=scores[-1] < 0.5,
         refused=False,
+        empty=False,
         evaluations=count,
         rounds=2,
         generated_tokens=20 * count,

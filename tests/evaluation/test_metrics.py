@@ -87,7 +87,7 @@ def test_interval_resamples_prompts() -> None:
 def test_distinct_ngrams_as_in_dexperts() -> None:
     sample_run = run([[0.1, 0.1], [0.1, 0.1]])
     changed(sample_run, 0, text=["one two one", "one two"])
-    changed(sample_run, 1, text=["", " "], empty=True)  # without words no value, not zero
+    changed(sample_run, 1, text=["", " "])  # without words there is no value, instead of zero
     averages = summarize(sample_run).averages
     assert averages["dist_2"].value == pytest.approx(2 / 5)
     assert averages["dist_3"].value == pytest.approx(1 / 5)
@@ -114,7 +114,7 @@ def test_withheld_text_keeps_its_score() -> None:
 def test_empty_first_completion_is_not_unresolved() -> None:
     sample_run = run([[0.0], [0.0], [0.3], [0.0]])
     for number in range(3):
-        changed(sample_run, number, text=[""], empty=True, accepted=[False])
+        changed(sample_run, number, text=[""], accepted=[False])
     changed(sample_run, 3, text=["a word or two"], accepted=[True])
     assert summarize(sample_run).averages["unresolved"].value == pytest.approx(1 / 4)
 

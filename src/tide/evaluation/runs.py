@@ -24,6 +24,7 @@ from tide.core.errors import InputError, TideError
 from tide.core.text import is_degenerate
 from tide.data.files import read_object, reported, write_text
 from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
+from tide.scorers.base import is_nearly_empty
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -348,7 +349,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             "prompt": record.asked,
             "trial": trial.number,
             "text": trial.text,
-            "empty": trial.empty,
+            "empty": _is_empty(trial),
             # A withheld completion was not given out.
             "degenerate": None if trial.refused else is_degenerate(trial.text),
         }
@@ -366,3 +367,10 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             tokens = math.nan if likelihood is None else float(likelihood.num_tokens)
             row[f"tokens {reference}"] = tokens
         yield row
+
+
+def _is_empty(trial: TrialRecord) -> bool:
+    """Return whether a completion is empty and not withheld; the authors' records lack `empty`."""
+    if trial.empty is None:
+        return is_nearly_empty(trial.text) and not trial.refused
+    return trial.empty
