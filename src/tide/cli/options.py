@@ -70,11 +70,11 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # not while the shell completes an unfinished command
             parameters: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            unnamed: list[Any] = [each for each in self.params if each not in parameters]
-            for parameter in unnamed:
-                if getattr(parameter, "multiple", False):
-                    values = _listed(parameter.resolve_envvar_value(ctx) or "", parameter.opts[0])
-                    args = [*(f"{parameter.opts[0]}={value}" for value in values), *args]
+            for parameter in self.params:
+                if getattr(parameter, "multiple", False) and parameter not in parameters:
+                    name = parameter.opts[0]
+                    values = _listed(parameter.resolve_envvar_value(ctx) or "", name)
+                    args = [*(f"{name}={value}" for value in values), *args]
             for parameter in parameters:
                 is_repeated = parameters.count(parameter) > 1
                 if is_repeated and not (parameter.multiple or parameter.is_flag):
@@ -249,7 +249,7 @@ def with_settings(
         fields = {name: values.pop(name) for name in settings.model_fields}
         given = {name: value for name, value in fields.items() if value is not None}
         strategy = str(given.get("strategy")).partition(":")[0]
-        if strategy in BASELINES.names():
+        if strategy in BASELINES.names() and strategy not in STRATEGIES.names():
             fix = f"tide eval FILE --methods {strategy} runs it"
             raise InputError(f"--strategy: {strategy} is a baseline, not a strategy; {fix}")
         return given
