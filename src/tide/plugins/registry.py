@@ -22,8 +22,6 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError, first_line, local_imports, unknown
 
-# The names of modules that were run from files; a digest of place and content follows.
-FROM_FILE = "tide_file_"
 _LOCK = threading.RLock()  # a file may load another one
 _installed = cache(entry_points)  # as it opens the metadata of every package
 
@@ -105,7 +103,7 @@ def _run_file(path: Path) -> ModuleType:
     The module is kept in `sys.modules`, where dataclasses look it up.
     """
     content = str(path.resolve()).encode() + path.read_bytes()
-    name = FROM_FILE + blake2b(content, digest_size=8).hexdigest()
+    name = f"tide_file_{blake2b(content, digest_size=8).hexdigest()}"
     with _LOCK:  # another thread may be running the file
         if name not in sys.modules:
             spec = spec_from_file_location(name, path)

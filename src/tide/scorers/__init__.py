@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, ScorerError, guarded
@@ -84,8 +83,7 @@ def _create(spec: Spec) -> Scorer:
     if is_function(create):
         if spec.argument is not None:
             raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
-        # Runs go on after the file has moved. The digest tells apart files of one name.
-        name = f"callable:{Path(spec.name).name}" if ":" in spec.name else spec.name
+        name = f"callable:{spec.name}" if ":" in spec.name else spec.name
         return CallableScorer(create, name)
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
     if hasattr(create, "options_class"):

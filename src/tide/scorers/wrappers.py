@@ -27,12 +27,9 @@ from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerE
 from tide.core.sanitize import logger
 from tide.core.text import UNSPACED
 from tide.data.files import user_cache
-from tide.plugins.registry import FROM_FILE
 from tide.scorers.base import (
     FALLBACK,
-    Adapter,
     Attributed,
-    CallableScorer,
     Exchange,
     Floats,
     Scorer,
@@ -313,7 +310,6 @@ _QUERY = "SELECT score, attributes FROM texts WHERE key = ?"
 class CachedScorer(ScorerWrapper):
     """Calls `scorer` only for texts that it has not scored yet under its current name and code.
 
-    Equal code in two folders counts as two scorers, since it may read other files beside it.
     Attributes are stored with the scores. Of a scorer that reads exchanges, the context counts too.
 
     The file is `$TIDE_CACHE`, by default `scores.sqlite3` in the user's cache folder. It holds
@@ -330,8 +326,7 @@ class CachedScorer(ScorerWrapper):
                 "scorer cache: would keep verdicts of an outage; write fallback:cache:A,B"
             )
         names = ",".join(self.attributes)
-        parts = (scorer.name, code_of(scorer), names, *_files_of(scorer))
-        self._scored_by = "\0".join(parts)
+        self._scored_by = f"{scorer.name}\0{code_of(scorer)}\0{names}"
         self.quick = False  # another process may lock the file
         self.path = Path(os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3")
         with self._opened() as database:
@@ -383,15 +378,3 @@ class CachedScorer(ScorerWrapper):
                 f"cache {self.path} cannot be used: {first_line(error)}; delete the file or "
                 "choose another file with TIDE_CACHE"
             ) from error
-
-
-def _files_of(scorer: Scorer) -> Iterator[str]:
-    """Yield the modules of the files that define the scorer, or scorers that it wraps."""
-    if isinstance(scorer, Adapter):
-        scorer = scorer.adapted
-    defined = scorer.score if isinstance(scorer, CallableScorer) else type(scorer)
-    module = str(getattr(defined, "__module__", ""))
-    if module.startswith(FROM_FILE):
-        yield module
-    for wrapped in getattr(scorer, "scorers", ()):
-        yield from _files_of(wrapped)
