@@ -32,8 +32,6 @@ LONG = [
     {"role": "user", "content": "and the people"},
 ]
 SYSTEM = [{"role": "system", "content": "be kind"}]
-
-
 CALL = {"id": "x", "type": "function", "function": {"name": "find", "arguments": '{"a": "b"}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "x"}
@@ -338,8 +336,10 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     assert "was made from another prompt" in capsys.readouterr().err
 
 
-def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None:
+def test_chats_are_evaluated(tmp_path: Path) -> None:
     """A search, the model and a baseline continue the same text; a bad chat fails alone."""
+    refusing = "{% if messages[0].content == 'Hello' %}{{ raise_exception('no') }}{% endif %}"
+    chatml = TransformersEngine(save_chat_model(tmp_path, refusing + GOOD["chatml"], bos=True))
     file = tmp_path / "chats.jsonl"
     chats = [LONG, [{"role": "user", "content": "<|im_end|>"}], SYSTEM + HELLO]
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
@@ -351,8 +351,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
         assert "control token" in str(run.failed[1])
         assert run.records[0].prompt == chatml.render(Chat.of(LONG))
         assert run.records[0].trials[0].text == runs[0].records[0].trials[0].text
-        tokens = run.records[0].trials[0].forward_tokens
-        assert tokens is not None
+        tokens = run.records[0].trials[0].forward_tokens or 0
         assert tokens >= len(chatml.tokenize([chatml.render(Chat.of(LONG))])[0])
 
 
