@@ -12,7 +12,7 @@ from tide.baselines.base import FitSettings
 from tide.cli import options
 from tide.cli.display import OUTPUT, say_loading
 from tide.evaluation.benchmarks import SOURCES, download
-from tide.evaluation.console import ERRORS, progress_bar
+from tide.evaluation.console import ERRORS, log_finished, progress_bar
 from tide.scorers import DEFAULT_SCORER
 
 
@@ -47,8 +47,8 @@ def fit(
 
         def show(step: str, done: int, total: int) -> None:
             bar.update(task, description=step, completed=done, total=total)
-            if done == total and not ERRORS.is_terminal:
-                ERRORS.print(f"finished {step}")
+            if done == total:
+                log_finished(step)
 
         figures = learn(
             baseline,

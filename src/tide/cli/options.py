@@ -73,7 +73,7 @@ class Command(TyperCommand):
             for parameter in self.params:
                 if getattr(parameter, "multiple", False) and parameter not in parameters:
                     name = parameter.opts[0]
-                    values = _listed(parameter.resolve_envvar_value(ctx) or "", name)
+                    values = _texts_in_json(parameter.resolve_envvar_value(ctx) or "", name)
                     args = [*(f"{name}={value}" for value in values), *args]
             for parameter in parameters:
                 is_repeated = parameters.count(parameter) > 1
@@ -100,7 +100,7 @@ class Command(TyperCommand):
         return super().get_short_help_str(10_000)
 
 
-def _listed(text: str, flag: str) -> list[str]:
+def _texts_in_json(text: str, flag: str) -> list[str]:
     """Return the values in a JSON list of texts; none if `text` does not begin like one."""
     if not text.startswith('["'):
         return []
@@ -247,12 +247,12 @@ def with_settings(
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         fields = {name: values.pop(name) for name in settings.model_fields}
-        given = {name: value for name, value in fields.items() if value is not None}
-        strategy = str(given.get("strategy")).partition(":")[0]
+        chosen = {name: value for name, value in fields.items() if value is not None}
+        strategy = str(chosen.get("strategy")).partition(":")[0]
         if strategy in BASELINES.names() and strategy not in STRATEGIES.names():
             fix = f"tide eval FILE --methods {strategy} runs it"
             raise InputError(f"--strategy: {strategy} is a baseline, not a strategy; {fix}")
-        return given
+        return chosen
 
     return _with_options(command, argument, added, collected)
 

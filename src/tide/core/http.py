@@ -48,7 +48,8 @@ TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default=MappingProxyT
 # Gets the headers of each answer that a server writes for the current request, as it begins.
 ANSWERS: ContextVar[list[httpx.Headers] | None] = ContextVar("answers", default=None)
 
-_TAG, _TITLE = re.compile("<[^>]*>"), re.compile("(?i)<title[^>]*>([^<]*)")
+_TAG = re.compile("<[^>]*>")
+_TITLE = re.compile("(?i)<title[^>]*>([^<]*)")
 MIB = 2**20
 _CONNECT = 5.0  # seconds
 KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds

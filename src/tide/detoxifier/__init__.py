@@ -19,13 +19,13 @@ Kind = Literal["engine", "scorer", "strategy", "baseline"]
 REGISTRIES: Final[dict[str, Registry]] = {
     registry.kind: registry for registry in (ENGINES, SCORERS, STRATEGIES, BASELINES)
 }
-_FORM = "letters, digits, '-', '_' and '.', the first a letter"
+_NAME_FORM = "letters, digits, '-', '_' and '.', the first a letter"
 
 
 @checked
 def register(
     kind: Kind,
-    name: Annotated[str, matching(r"[A-Za-z][\w.-]*", _FORM)],
+    name: Annotated[str, matching(r"[A-Za-z][\w.-]*", _NAME_FORM)],
     target: Any,
 ) -> None:
     """Register your own engine, scorer, strategy or baseline under a name.

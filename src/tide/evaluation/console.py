@@ -67,7 +67,7 @@ class Progress:
 class Bars(Progress):
     """Shows a bar of the current work, and failures as lines, on stderr.
 
-    log: print a line for each finished task where no bar is shown, as in the log of a job.
+    log: also call `log_finished` for each task.
     """
 
     def __init__(self, *, log: bool = False) -> None:
@@ -77,8 +77,8 @@ class Bars(Progress):
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         with progress_bar() as bar:
             yield partial(bar.advance, bar.add_task(title, total=total))
-        if self._log and total and not ERRORS.is_terminal:
-            ERRORS.print(f"finished {title}: {total} prompts")
+        if self._log and total:
+            log_finished(f"{title}: {total} prompts")
 
     def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
         ERRORS.print(f"{title}, id {row_id}: {error}", style="red")
@@ -98,6 +98,12 @@ def chunks(
             chunk = items[start : start + size]
             yield chunk
             advance(len(chunk))
+
+
+def log_finished(work: str) -> None:
+    """Print a line for finished work where no bar is shown, as in the log of a job."""
+    if not ERRORS.is_terminal:
+        ERRORS.print(f"finished {work}")
 
 
 def progress_bar() -> RichProgress:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tide.core.errors import (
@@ -211,6 +212,7 @@ class Reference:
         self._engine: Any = load_engine("transformers", model, **engine_options)
 
     @staticmethod
+    @cache  # many runs may name one model
     def check(model: str) -> None:
         """Raise EngineError for a model that does not exist, without loading it."""
         from tide.core.pretrained import read_config  # noqa: PLC0415  (torch)

@@ -40,7 +40,6 @@ _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("num_prompts",), ("benchmark", "prompts"), ("scorer", "spec"), ("reference_weights",)),
 }
-_MODEL, _WEIGHTS = ("model",), ("weights",)
 
 
 # Fields of the returned completion; the other fields of a trial describe the search and its cost.
@@ -290,9 +289,9 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the stored configuration. Raises InputError if `config` would make other records."""
     stored = read_config(run)
+    if stored.get("weights") and stored["weights"] == config.get("weights"):
+        config = {**config, "model": stored["model"]}  # the same model, perhaps at another path
     old, wanted = dict(_leaves(stored)), dict(_leaves(json.loads(json.dumps(config))))
-    if old.get(_WEIGHTS) and old.get(_WEIGHTS) == wanted.get(_WEIGHTS):
-        wanted[_MODEL] = old[_MODEL]  # the same model, perhaps at another path
     for name in [*wanted, *(name for name in old if name not in wanted)]:
         if old.get(name) != wanted.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(

@@ -40,7 +40,8 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     with anyio.move_on_after(settings.deadline) as scope:
         for number in range(_DRAWS):
             # 1. The model writes a whole answer.
-            effort.rounds = effort.iterations = number + 1
+            effort.rounds = number + 1
+            effort.iterations = number + 1
             watch = Watch(acceptance, BacktrackOptions(pace="whole"))
             request = _request(task, number, prefix_cache)
             async with aclosing(written(engine.write(request), engine, watch, effort)) as pieces:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import Policies, ServedPolicy
 
-_FOLDER = Path(__file__).with_name("playground")
+_PLAYGROUND_FOLDER = Path(__file__).with_name("playground")
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -88,7 +88,7 @@ def create_app(
     app.include_router(_scoring_routes())
     app.include_router(_state_routes(policies, serving))
     for path, file in PLAYGROUND.items():
-        app.get(path, include_in_schema=False)(_page(_FOLDER / file))
+        app.get(path, include_in_schema=False)(_page(_PLAYGROUND_FOLDER / file))
     return Gate(app, policies, monitor)
 
 

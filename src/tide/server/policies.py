@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
-_FORM = "up to 64 of a-z, A-Z, 0-9, '-', '_' and '.', the first a letter or digit"
-Name = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", _FORM)]
+_NAME_FORM = "up to 64 of a-z, A-Z, 0-9, '-', '_' and '.', the first a letter or digit"
+Name = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", _NAME_FORM)]
 _Limit = Annotated[float, Field(gt=0, le=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 REFUSE = "refuse"  # value of `on_scorer_failure`
