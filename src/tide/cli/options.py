@@ -287,9 +287,14 @@ def _with_options(
 
 
 def _plain(annotation: Any) -> Any:
-    """Remove None and pydantic's constraints from a type; a tuple or dict becomes a list."""
-    if get_origin(annotation) in (tuple, dict):
-        return list[str]
+    """Remove None and pydantic's constraints from a type; a tuple or dict becomes a list.
+
+    An object of JSON is a text.
+    """
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    if annotation == dict[str, Any]:
+        return str
+    if get_origin(annotation) in (tuple, dict):
+        return list[str]
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

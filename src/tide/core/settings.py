@@ -72,17 +72,20 @@ class Sampling(BaseModel):
         le=100,
         description="Makes tokens of the prompt and the completion less likely; 1: off.",
     )
-    server_fields: str = Field(
-        default="",
+    server_fields: dict[str, Any] | None = Field(
+        default=None,
         description="Fields of requests to the server of the engine openai, as a JSON object.",
     )
 
-    @field_validator("server_fields")
+    @field_validator("server_fields", mode="before")
     @classmethod
-    def _is_object(cls, fields: str) -> str:
-        if fields and not isinstance(json.loads(fields), dict):
+    def _as_object(cls, fields: Any) -> Any:
+        if not isinstance(fields, str):
+            return fields
+        values = json.loads(fields)
+        if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
-        return fields
+        return values
 
     def limited(self, maximum: int, minimum: int) -> Self:
         """Return the sampling with other limits of length."""
@@ -332,7 +335,7 @@ class Overrides(TypedDict, total=False):
     min_new_tokens: int
     stop: str | Sequence[str]
     repetition_penalty: float
-    server_fields: str
+    server_fields: dict[str, Any] | None
     strategy: str
     toxicity_threshold: float
     thresholds: dict[str, float]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -195,8 +194,8 @@ class DetoxifierBase:
         """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
         priority, limit = next(_NUMBERS), self.engine.context_length
         chat = prompt if isinstance(prompt, Chat) else None
-        if chat is not None and settings.server_fields:
-            chat = chat.asking(forms_of(json.loads(settings.server_fields)))
+        if chat is not None and settings.server_fields is not None:
+            chat = chat.asking(forms_of(settings.server_fields))
         # Without this check, rendering many messages would take long.
         if chat is not None and limit is not None and len(chat.messages) > limit:
             raise ContextLengthError(
@@ -208,7 +207,7 @@ class DetoxifierBase:
             # A chat template may be slow, and other prompts share this loop.
             text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
             settings = settings.for_chat(self.engine.chat_sampling)
-        if settings.server_fields:
+        if settings.server_fields is not None:
             settings = settings.for_server()
         read = await self._tokenized(text, settings)
         if chat is not None and limit is not None:

@@ -8,7 +8,6 @@ model's own text is sent first and scored afterwards.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -220,7 +219,7 @@ class Serving:
             message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
         # A client's fields replace those of the policy.
-        fields = json.loads(usual.server_fields or "{}") | request.for_server()
+        fields = (usual.server_fields or {}) | request.for_server()
         forms = forms_of(fields) if self._passes_fields else None
         if isinstance(request, ChatRequest):
             prompts: list[str] | list[Chat] = [request.chat(forms)]
@@ -260,15 +259,17 @@ class Serving:
         if is_open and is_long and most < length:
             settings.setdefault("max_new_tokens", most)
 
-    def _server_fields(self, request: Generation, number: int, fields: Mapping[str, Any]) -> str:
-        """Return the fields of choice `number` for the server behind a gateway, as JSON."""
+    def _server_fields(
+        self, request: Generation, number: int, fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the fields of choice `number` for the server behind a gateway."""
         sent = dict(fields)
         seed = sent.get("seed") if request.seed is None else request.seed
         if seed is not None:
             sent["seed"] = seed + number
         if request.model in (None, self.name):
             sent["model"] = self._policies.engine.name
-        return json.dumps(sent)
+        return sent
 
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool

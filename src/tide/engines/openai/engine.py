@@ -10,7 +10,6 @@ server. At the start, probes find out whether the server continues an assistant 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
@@ -321,7 +320,7 @@ class StreamedAnswer:
         self._request = request
         self._unsent: list[str] = []
         # The fields of a client's request, or none for a caller in Python.
-        self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
+        self._fields: dict[str, Any] = request.sampling.server_fields or {}
         self._redraws = self._drawn = self._requests = 0
         self._whole, self._continues = False, True
         self.aside = Aside(inline=False)
@@ -370,7 +369,7 @@ class StreamedAnswer:
         Of a client's request, all fields are sent, and no others unless a policy sets them.
         """
         sampling = self._request.sampling
-        if sampling.server_fields:
+        if sampling.server_fields is not None:
             body, chosen = dict(self._fields), sampling.model_fields_set
         else:
             body, chosen = dict(server.off), set(Sampling.model_fields)
@@ -405,7 +404,7 @@ class StreamedAnswer:
 
         An answer that cannot be continued always has a seed: written anew, it begins as before.
         """
-        is_client = bool(self._request.sampling.server_fields)
+        is_client = self._request.sampling.server_fields is not None
         draw = len(self.words), self._redraws
         is_own = self._request.is_first and not any(draw)
         if is_client and body.get("seed") is None and self._continues:

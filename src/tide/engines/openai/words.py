@@ -12,6 +12,7 @@ length, so that a stream never holds back much text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 import regex
@@ -85,10 +86,12 @@ class Words:
 
     def end(self) -> list[str]:
         """End the text."""
-        words = words_of("".join([self._rest, *self._last]))
-        single = max(0, self._left - 1)
-        rest = "".join(words[single:])
-        return [*words[:single], rest] if rest else words
+        text, end = "".join([self._rest, *self._last]), 0
+        words: list[str] = []
+        for word in islice(_WORD.finditer(text), max(0, self._left - 1)):
+            words.append(word.group())
+            end = word.end()
+        return [*words, text[end:]] if end < len(text) else words
 
 
 # Words are tokenized after this text, since some tokenizers add a space at the start of a text.
