@@ -15,11 +15,10 @@ import openai
 import pytest
 
 from tests.fakes import FailingScorer, FakeScorer, HeldScorer
-from tests.scorers.services.stand_ins import quick
 from tests.server.processes import TIDE, serving
 from tests.server.running import ASKED, PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer, read
-from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.core.errors import ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed
 from tide.scorers.wrappers import ConfirmScorer, FallbackScorer, MaxScorer
@@ -31,10 +30,15 @@ KEY = "the-key-of-these-tests"
 TEXTS = ["toxicity 0.75", "toxicity 0.25", "a plain text"]
 
 
-def perspective(server: Any, attributes: str = "TOXICITY", key: str = KEY) -> Any:
-    """The scorer `perspective` that asks the server."""
-    with quick(server.url, key):
-        return load_scorer(f"perspective:{attributes}")
+def perspective(server: Any, text: str, attributes: str = "TOXICITY", key: str = KEY) -> Any:
+    """The answer to a client of Perspective, whose key stands in the address."""
+    names = attributes.split(",")
+    body = {"comment": {"text": text}, "requestedAttributes": {name: {} for name in names}}
+    url = f"{server.url}/v1alpha1/comments:analyze"
+    answer = httpx.post(url, params={"key": key}, json=body, timeout=PATIENCE).json()
+    if "error" in answer:
+        return str(answer["error"])
+    return [answer["attributeScores"][name]["summaryScore"]["value"] for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +49,10 @@ def server() -> Iterator[Running]:
 
 
 def test_a_client_of_perspective_needs_another_address_alone(server: Running) -> None:
-    scorer = perspective(server)
-    assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
-    with pytest.raises(ScorerError, match="COMMENT_EMPTY"):
-        scorer.score([" "])
-    with pytest.raises(ScorerError, match="UNKNOWN_ATTRIBUTE"):
-        perspective(server, "INSULT").score(["text"])
-    with pytest.raises(ScorerRefusedError):
-        perspective(server, key="another-key").score(["text"])
+    assert [perspective(server, text) for text in TEXTS] == [[0.75], [0.25], [0.0]]
+    assert "COMMENT_EMPTY" in perspective(server, " ")
+    assert "UNKNOWN_ATTRIBUTE" in perspective(server, "text", "INSULT")
+    assert "invalid_api_key" in perspective(server, "text", key="another-key")
 
 
 def analyze(server: Running, **more: Any) -> Any:
@@ -106,11 +106,10 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
 
     names = ("insult", "threat", "toxic")
     with running(scorer=FakeScorer(attributes=names, score_attributes=score)) as server:
-        insult = perspective(server, "INSULT")
-        assert insult.score(TEXTS).tolist() == [0.375, 0.125, 0.0]
-        both = perspective(server, "TOXICITY,THREAT").score_attributes(TEXTS)
-        assert both.values.tolist() == [0.75, 0.25, 0.0]
-        assert both.attributes["THREAT"] == pytest.approx([0.075, 0.025, 0.0])
+        insults = [perspective(server, text, "INSULT") for text in TEXTS]
+        assert insults == [[0.375], [0.125], [0.0]]
+        both = [perspective(server, text, "TOXICITY,THREAT") for text in TEXTS]
+        assert both == [[0.75, 0.075], [0.25, 0.025], [0.0, 0.0]]
         wanted = {"INSULT": {"scoreThreshold": 0.5}, "TOXICITY": {"scoreThreshold": 0.5}}
         above = analyze(server, requestedAttributes=wanted).json()["attributeScores"]
         assert list(above) == ["TOXICITY"]
@@ -317,8 +316,8 @@ def test_the_discovery_document_names_the_address_that_was_asked() -> None:
 def test_one_command_stands_in_for_perspective() -> None:
     comments = ["You are a stupid idiot.", "Thank you, that was a lovely evening."]
     with serving(*TIDE, "--perspective", "--scorer", "pocket") as server:
-        scorer = perspective(server)
-        assert scorer.score(comments) == pytest.approx(load_scorer("pocket").score(comments))
+        scores = [perspective(server, comment)[0] for comment in comments]
+        assert scores == pytest.approx(load_scorer("pocket").score(comments))
         with httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/ready").status_code == 200
             assert http.get("/").status_code == 200

@@ -58,7 +58,7 @@ _UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 # Errors raised if the server closes an idle connection just as the client uses it again.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 
-# These loggers write addresses, which may contain a key (Perspective), and text from servers.
+# These loggers write addresses and text from servers.
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
     logger(_name)
 
@@ -153,8 +153,7 @@ def fault_of(error: ValidationError) -> str:
 class Client(httpx.AsyncClient):
     """HTTP client that waits at most `timeout` seconds for each answer or each event of a stream.
 
-    key: sent as a bearer token. options: of httpx, such as `headers` or `params` that are sent
-    with every request.
+    key: sent as a bearer token. options: of httpx, such as `transport`.
     """
 
     def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:

@@ -5,7 +5,7 @@
     NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec per value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
-    ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
+    ENSEMBLE:SPEC,SPEC                max:pocket,cache:lexicon
 
 NAME may also be a class: `module:Class` or `path/file.py:Class`. Commas separate the specs of a
 list, and the members of an ensemble. Parentheses enclose a spec or a value that contains commas:

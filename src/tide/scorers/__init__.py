@@ -26,7 +26,6 @@ REGISTRY = Registry(
         "guard": "tide.scorers.guards:guard",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
-        "perspective": "tide.scorers.services:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services:OpenAIModerationScorer",
         "classifier": "tide.scorers.services:ServedClassifier",
         "cache": "tide.scorers.wrappers:CachedScorer",
@@ -45,10 +44,10 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, lexicon:FILE
         NAME:KEY=VALUE,...          a class with an `options_class`
-        WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
-        max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
+        WRAPPER:SCORER              cache:pocket, windows:hf:ID, windows:50:pocket
+        max:SCORER,SCORER...        max:pocket,cache:lexicon  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,exchange
-        fallback:SCORER,SCORER      fallback:perspective,pocket
+        fallback:SCORER,SCORER      fallback:openai-moderation,pocket
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
     of texts to a list of scores, or from `Exchange`s if its attribute `reads` is "exchange". In

@@ -64,9 +64,9 @@ _LONGEST_PAUSE = 120.0
 _PACES: dict[tuple[str, float], Pace] = {}
 
 # A code in the JSON of an error. Inside of a text, the quotation marks would be escaped.
-_CODE = re.compile(rb'"(?:code|status|errorType|reason)"\s*:\s*"([A-Za-z_]{1,64})"')
-# Error codes that mean that the service would refuse any text.
-_FINAL = {"API_KEY_INVALID", "insufficient_quota"}
+_CODE = re.compile(rb'"code"\s*:\s*"([A-Za-z_]{1,64})"')
+# The error code of a service that would refuse any text.
+_FINAL = "insufficient_quota"
 # Statuses that mean the same. Other statuses, such as 424 (failed inference), may concern one text.
 _REFUSED = {401, 402, 403, 404, 405, 410}
 # Statuses below 500 after which a service or proxy may recover.
@@ -99,14 +99,14 @@ class RemoteScorer(AttributedScorer):
 
     pace = "sentence"
     concurrent = True
-    batch_size = 1
-    rate_variable = ""
-    usual_rate = 1.0
+    batch_size = 32
+    rate_variable: str
+    usual_rate: float
     most_at_once = 100
     timeout = 30.0
     attempts = 6
     backoff = 1.0
-    check = "the key and the address"
+    check: str
     tells_codes: ClassVar[bool] = True
     _key: SecretStr | None = None
 
@@ -131,10 +131,6 @@ class RemoteScorer(AttributedScorer):
         except ValidationError as error:
             raise InputError(f"{self.rate_variable}: {one_line(error)} (got {text!r})") from None
 
-    def _client(self) -> Client:
-        """Create the client for all requests, which sends the key as a bearer token."""
-        return Client(self.timeout, key=self._key)
-
     @abstractmethod
     async def _ask(self, texts: list[Any]) -> list[TextScore]:
         """Make one request, for at most `batch_size` texts.
@@ -156,7 +152,7 @@ class RemoteScorer(AttributedScorer):
     ) -> _Parsed:
         """POST `body`, which holds `texts`; GET if it is None. Raises the errors of `_ask`."""
         if self._opened is None:
-            self._opened = self._client()
+            self._opened = Client(self.timeout, key=self._key)
             self.portal.start(_hold, self._opened)
         method = "GET" if body is None else "POST"
         try:
@@ -171,7 +167,7 @@ class RemoteScorer(AttributedScorer):
         redirects = 300 <= reply.status < 400
         where = [f"at {path}"] if redirects or reply.status in (404, 405) else []
         problem = " ".join([f"HTTP {reply.status}", *codes, *where])
-        final = not _FINAL.isdisjoint(codes)
+        final = _FINAL in codes
         is_passing = reply.status in _PASSING or reply.status >= 500
         if is_passing and not final:
             raise ServerFailed(problem, status=reply.status, pause=pause_of(reply))
@@ -306,7 +302,6 @@ class SelfHostedScorer(RemoteScorer):
 
     family: ClassVar[str]
     served = "the served model"
-    batch_size = 32
     usual_rate = 100.0
     most_at_once = 8
     timeout = 60.0

@@ -1,10 +1,5 @@
 """Scorers of other servers.
 
-`perspective`: Google's Perspective API, the paper's scorer, which ends on 2026-12-31
-(https://developers.perspectiveapi.com/s/about-the-api-methods). PERSPECTIVE_API_KEY,
-PERSPECTIVE_QPS (queries a second, 1 unless Google granted more), PERSPECTIVE_URL (a server that
-speaks the same protocol).
-
 `openai-moderation`: OpenAI's moderation endpoint. OPENAI_API_KEY, OPENAI_BASE_URL (another server's
 address), OPENAI_MODERATION_QPS (requests a second, default 5).
 
@@ -17,69 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasPath, BaseModel, Field, RootModel, SecretStr
+from pydantic import AliasPath, BaseModel, Field, RootModel
 
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Rows, ServerFailed, need_key
+from tide.core.http import Rows, ServerFailed, need_key
 from tide.core.results import Score
 from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
 from tide.scorers.remote import RemoteScorer, SelfHostedScorer, place_of, url_from
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
-
-PERSPECTIVE_URL = "https://commentanalyzer.googleapis.com"
-
-
-class _Attribute(BaseModel):
-    value: Score = Field(validation_alias=AliasPath("summaryScore", "value"))
-
-
-class _PerspectiveReply(BaseModel):
-    attributes: dict[str, _Attribute] = Field(alias="attributeScores")
-
-
-class PerspectiveScorer(RemoteScorer):
-    """Probability that a reader perceives a text as toxic, or as having another attribute.
-
-    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
-    largest is the score. The service refuses texts of more than 20 KB: use `windows:perspective`.
-
-    Raises InputError without a key.
-    """
-
-    languages = ("en",)
-    rate_variable = "PERSPECTIVE_QPS"
-    _key: SecretStr
-    check = (
-        "PERSPECTIVE_API_KEY, its access to the API, and the URL; the API ends on 2026-12-31, and "
-        "docs/scorers.md compares other scorers"
-    )
-
-    def __init__(self, attribute: str = "TOXICITY") -> None:
-        self._key = need_key("PERSPECTIVE_API_KEY")
-        url = url_from("PERSPECTIVE_URL", PERSPECTIVE_URL)
-        self.attributes = self.highest_of = tuple(dict.fromkeys(attribute.split(",")))
-        where = "v1alpha1" if url == PERSPECTIVE_URL else place_of(url)
-        super().__init__(f"perspective:{','.join(self.attributes)}@{where}", url)
-
-    def _client(self) -> Client:
-        return Client(self.timeout, params={"key": self._key.get_secret_value()})
-
-    async def _ask(self, texts: list[str]) -> list[TextScore]:
-        body = {
-            "comment": {"text": texts[0]},
-            "languages": list(self.languages),
-            "requestedAttributes": {name: {} for name in self.attributes},
-            "doNotStore": True,
-        }
-        reply = await self._request("/v1alpha1/comments:analyze", _PerspectiveReply, body, texts)
-        answer = reply.attributes
-        if any(name not in answer for name in self.attributes):
-            raise ServerFailed("the answer lacks a score")
-        attributes = {name: answer[name].value for name in self.attributes}
-        return [TextScore(max(attributes.values()), attributes)]
-
 
 MODERATION_URL = "https://api.openai.com/v1"
 # Categories nearest to "rude or disrespectful"; the other categories concern other harms.
@@ -98,13 +40,12 @@ class OpenAIModerationScorer(RemoteScorer):
     """The largest score among `CATEGORIES`, in [0, 1].
 
     Each category is an attribute. model: by default a dated version, so that scores stay
-    comparable. The scores are not calibrated like Perspective's.
+    comparable.
 
     Raises InputError without a key, and ScorerError if the model lacks one of the categories.
     """
 
     attributes = highest_of = CATEGORIES
-    batch_size = 32
     rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
     check = "OPENAI_API_KEY, its credit, the model's name and the address"
 

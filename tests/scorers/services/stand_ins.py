@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 from unittest.mock import patch
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
@@ -72,7 +71,7 @@ class Service:
         if answer == "hang up":
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
         if answer == "bad json":
-            return httpx.Response(200, content=b'{"attributeScores": ')
+            return httpx.Response(200, content=b'{"results": ')
         if answer == "redirect":
             return httpx.Response(307, headers={"Location": "http://elsewhere.test"})
         return httpx.Response(200, json=self.right_answer(request))
@@ -94,10 +93,10 @@ class Service:
 @contextmanager
 def quick(url: str, key: str = KEY) -> Iterator[None]:
     """Inside, scorers have a key, ask quickly and three times, and those of services ask `url`."""
-    variables = {"PERSPECTIVE_URL": url, "OPENAI_BASE_URL": url}
-    for name in ("PERSPECTIVE", "OPENAI", "GUARD", "CLASSIFIER"):
+    variables = {"OPENAI_BASE_URL": url}
+    for name in ("OPENAI", "GUARD", "CLASSIFIER"):
         variables[f"{name}_API_KEY"] = key
-    for name in ("PERSPECTIVE", "OPENAI_MODERATION", "GUARD", "CLASSIFIER"):
+    for name in ("OPENAI_MODERATION", "GUARD", "CLASSIFIER"):
         variables[f"{name}_QPS"] = "1000"
     with (
         patch.dict(os.environ, variables),
@@ -122,22 +121,6 @@ def running(kind: type[Service]) -> Iterator[Service]:
         quick(service.url),
     ):
         yield service
-
-
-class Perspective(Service):
-    """`comments:analyze`."""
-
-    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert urlsplit(self.path).path == "/v1alpha1/comments:analyze"
-        assert parse_qs(urlsplit(self.path).query)["key"]
-        text = body["comment"]["text"]
-        self.scored.update([text])
-        score = {"summaryScore": {"value": toxicity(text), "type": "PROBABILITY"}}
-        return {"attributeScores": dict.fromkeys(body["requestedAttributes"], score)}
-
-    def error(self, status: int, code: str) -> dict[str, Any]:
-        where = "reason" if code.startswith("API") else "errorType"
-        return {"code": status, "status": "INVALID_ARGUMENT", "details": [{where: code}]}
 
 
 class Moderation(Service):

@@ -29,7 +29,6 @@ from tests.scorers.services.stand_ins import (
     Change,
     GuardServer,
     Moderation,
-    Perspective,
     Refusal,
     Service,
     Tei,
@@ -50,10 +49,9 @@ KINDS: dict[str, tuple[type[Service], str, Callable[[str], float]]] = {
     "vllm": (VllmPooling, f"classifier:{Service.url}#1", toxicity),
     "tei": (Tei, f"classifier:{Service.url}", toxicity),
     "guard": (GuardServer, f"guard:some-guard@{Service.url}#llama-guard", share),
-    "perspective": (Perspective, "perspective", toxicity),
     "moderation": (Moderation, "openai-moderation", toxicity),
 }
-BURST = (429, "RESOURCE_EXHAUSTED")
+BURST = (429, "rate_limit_exceeded")
 Made = tuple[Service, Any, Callable[[str], float]]
 
 
@@ -129,24 +127,21 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
 
 
 # A self-hosted server may repeat the text as a code, so errors quote no codes of such servers.
-CODES = [
-    (kind, ".* invalid_request" if kind in ("perspective", "moderation") else "") for kind in KINDS
-]
+CODES = [(kind, " invalid_request" if kind == "moderation" else "") for kind in KINDS]
 INVALID = (400, "invalid_request")
 REFUSALS: list[tuple[str, str | Refusal, type[ScorerError], str]] = [
     ("vllm", (401,), ScorerRefusedError, "HTTP 401; check "),
     ("vllm", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check "),
-    ("perspective", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check .*URL"),
+    ("moderation", "redirect", ScorerRefusedError, "HTTP 307 at /.*; check .*the address"),
     ("guard", (404,), ScorerRefusedError, "HTTP 404 at /.*; check "),
     *((kind, INVALID, ScorerError, rf"HTTP 400{c} \(texts: 1, char") for kind, c in CODES),
     ("tei", (424,), ScorerError, r"HTTP 424 \(texts: 1"),
-    ("perspective", (*BURST, 86_400), ScorerUnavailableError, "retry in 86400 sec"),
+    ("moderation", (*BURST, 86_400), ScorerUnavailableError, "retry in 86400 sec"),
     ("tei", (413,), ScorerError, "longer than the model's context; use windows:SCORER"),
     ("moderation", (429, "insufficient_quota"), ScorerRefusedError, "_quota; check OPENAI_API_KEY"),
-    ("perspective", (400, "COMMENT_EMPTY"), ScorerError, "COMMENT_EMPTY .*characters: 6"),
-    ("perspective", (400, "API_KEY_INVALID"), ScorerRefusedError, "INVALID; check PERSPECTIVE_API"),
-    ("perspective", (403, "PERMISSION_DENIED"), ScorerRefusedError, "PERMISSION_DENIED; check"),
-    ("perspective", (410,), ScorerRefusedError, "HTTP 410; check .*ends on 2026-12-31"),
+    ("moderation", (400, "empty_text"), ScorerError, "empty_text .*characters: 6"),
+    ("moderation", (403, "wrong_key"), ScorerRefusedError, "HTTP 403 wrong_key; check OPENAI_API"),
+    ("moderation", (410,), ScorerRefusedError, "HTTP 410; check .*the model's name"),
 ]
 
 
@@ -173,7 +168,7 @@ def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
         quick("http://127.0.0.1:1"),
         pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(3 attempts\)"),
     ):
-        load_scorer("perspective").score(["a text"])
+        load_scorer("openai-moderation").score(["a text"])
 
 
 def test_rows_in_another_order_go_by_their_number() -> None:
@@ -193,7 +188,6 @@ def test_rows_in_another_order_go_by_their_number() -> None:
         ("tei", lambda rows: [labels[0] for labels in rows], "cannot be used"),
         ("guard", lambda _: {"choices": [{"logprobs": None}]}, "the answer lacks log-probabil"),
         ("moderation", lambda answer: {"results": answer["results"][1:]}, "3 scores for 4 texts"),
-        ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
     ],
 )
 def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
@@ -258,45 +252,30 @@ def test_moderation_s_categories_and_batches() -> None:
 def test_scorers_of_a_service_share_the_rate_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with running(Perspective) as service:
-        monkeypatch.setenv("PERSPECTIVE_QPS", "20")
+    with running(Moderation) as service:
+        monkeypatch.setenv("OPENAI_MODERATION_QPS", "20")
         started = time.monotonic()
-        for scorer in (load_scorer("perspective"), load_scorer("perspective:INSULT")):
-            scorer.score(TEXTS[:2])
+        for model in ("a", "a", "b", "b"):
+            load_scorer(f"openai-moderation:{model}").score(TEXTS[:2])
     assert len(service.requests) == 4
     assert time.monotonic() - started >= 3 / 20
-
-
-def test_perspective_is_asked_in_its_wire_format() -> None:
-    with running(Perspective) as service:
-        scorer = load_scorer("perspective:INSULT,THREAT")
-        scorer.score(TEXTS[:1])
-    assert scorer.name == "perspective:INSULT,THREAT@service.test"
-    (sent,) = service.requests
-    assert sent["path"] == f"/v1alpha1/comments:analyze?key={quote(KEY, safe='')}"
-    assert sent["body"] == {
-        "comment": {"text": TEXTS[0]},
-        "languages": ["en"],
-        "requestedAttributes": {"INSULT": {}, "THREAT": {}},
-        "doNotStore": True,
-    }
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
-        ("QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
-        ("URL", "host", "PERSPECTIVE_URL: expected an address like"),
+        ("API_KEY", "", "no key; set the environment variable OPENAI_API_KEY"),
+        ("MODERATION_QPS", "fast", "OPENAI_MODERATION_QPS: Input should be a valid number"),
+        ("BASE_URL", "host", "OPENAI_BASE_URL: expected an address like"),
     ],
 )
 def test_bad_variables_are_named(
     name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
-    monkeypatch.setenv(f"PERSPECTIVE_{name}", value)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv(f"OPENAI_{name}", value)
     with pytest.raises(InputError, match=message):
-        load_scorer("perspective")
+        load_scorer("openai-moderation")
 
 
 def test_key_is_in_no_output(
@@ -306,14 +285,14 @@ def test_key_is_in_no_output(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither printed nor written nor logged, with the logs of httpx and of the connection on."""
-    body = json.dumps({"error": {"message": KEY, "details": [{"reason": "API_KEY_INVALID"}]}})
+    body = json.dumps({"error": {"message": KEY, "code": "invalid_api_key"}})
     answer = f"HTTP/1.1 400 Answer\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     with serving(sends(answer.encode())) as (url, requests):
-        monkeypatch.setenv("PERSPECTIVE_URL", url)
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
         output = tmp_path / "scores.jsonl"
-        assert tide("score", "one text", "-s", "perspective", "-o", output) == 1
+        assert tide("score", "one text", "-s", "openai-moderation", "-o", output) == 1
     assert len(requests) == 1
     printed = capsys.readouterr()
     written = "".join(path.read_text() for path in tmp_path.iterdir())
@@ -323,7 +302,7 @@ def test_key_is_in_no_output(
 
 
 def test_service_is_asked_by_one_client_for_life() -> None:
-    with made("perspective") as (service, scorer, _):
+    with made("moderation") as (service, scorer, _):
         for number in range(20):
             scorer.score([f"text {number}"])
         assert len(service.requests) == 20
@@ -340,35 +319,20 @@ def is_score(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def read_perspective(answer: Any) -> Any:
-    return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
-
-
 def read_moderation(answer: Any) -> Any:
     rows = [result["category_scores"] for result in answer["results"]]
     assert all(is_score(row[name]) for row in rows for name in CATEGORIES)
     return [max(row[name] for name in CATEGORIES) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("spec", "texts", "read"),
-    [
-        ("perspective", TEXTS[:1], read_perspective),
-        ("openai-moderation", TEXTS[:2], read_moderation),
-    ],
-)
 @pytest.mark.attack
 @given(make=answers())
 @settings(examples(15, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_service_gives_what_its_answer_says_or_one_line(
-    spec: str,
-    texts: list[str],
-    read: Any,
-    make: Callable[[Any], httpx.Response],
-    caplog: pytest.LogCaptureFixture,
+    make: Callable[[Any], httpx.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
     meant: list[Any] = []
-    service = Perspective() if spec == "perspective" else Moderation()
+    service = Moderation()
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert str(request.url).startswith(service.url)
@@ -378,10 +342,10 @@ def test_a_service_gives_what_its_answer_says_or_one_line(
 
     caplog.set_level(logging.DEBUG, "httpx")
     with quick(service.url, EXPOSED_KEY), network(answer):
-        scorer = load_scorer(spec)
+        scorer = load_scorer("openai-moderation")
         vars(scorer)["attempts"] = 1
         try:
-            scores = scorer.score(texts).tolist()
+            scores = scorer.score(TEXTS[:2]).tolist()
         except ScorerError as error:
             refusal = str(error)
             assert len(refusal.splitlines()) == 1
@@ -390,6 +354,6 @@ def test_a_service_gives_what_its_answer_says_or_one_line(
         else:
             assert len(meant) == 1
             assert all(map(is_score, scores))
-            assert scores == read(meant[0])
+            assert scores == read_moderation(meant[0])
     assert EXPOSED_KEY not in caplog.text
     caplog.clear()
