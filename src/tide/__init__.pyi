@@ -22,7 +22,6 @@ from .core.results import ScoredCompletion as ScoredCompletion
 from .core.results import Trial as Trial
 from .core.settings import Sampling as Sampling
 from .core.settings import Settings as Settings
-from .detoxifier import register as register
 from .detoxifier.asynchronous import AsyncDetoxifier as AsyncDetoxifier
 from .detoxifier.sync import Detoxifier as Detoxifier
 from .engines import load_engine as load_engine

@@ -4,65 +4,39 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tide
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import InputError, MissingDependencyError
-from tide.detoxifier import REGISTRIES
 from tide.plugins import registry as registries
 from tide.plugins.registry import Registry
+from tide.scorers import REGISTRY
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in REGISTRIES.values():
-        registry.names()  # reads the entry points
-        monkeypatch.setattr(registry, "_targets", dict(registry._targets))
-
-
-def shouting(texts: list[str]) -> list[float]:
-    """The share of capitals."""
-    return [sum(c.isupper() for c in text) / max(1, len(text)) for text in texts]
-
-
-def test_registered_names_are_found_also_inside_of_others() -> None:
-    tide.register("scorer", "shouting", shouting)
-    scorer = tide.load_scorer("max:shouting,pocket")
-    assert "shouting" in scorer.name
-    with tide.Detoxifier(scripted_engine(), scorer="shouting") as detox:
-        assert detox.scorer.name.startswith("shouting@")  # and a digest of its code
-        assert detox(PROMPTS[0]).before.toxicity == 0.0  # it writes no capitals
-    with pytest.raises(InputError, match="shouting"):
-        tide.load_scorer("shouting:loud")
-    tide.register("scorer", "partly", partial(shouting))
-    assert tide.load_scorer("partly").score(["ABab"])[0] == 0.5
-    tide.register("baseline", "decay", "tide.baselines.self_debias:SelfDebias")
-    with pytest.raises(InputError, match="baseline decay: no option 'decoy'"):
-        tide.load_baseline("decay:decoy=0", scripted_engine())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "target", "message"),
-    [
-        ("judge", "mine", shouting, r"^kind: Input should be 'engine', 'scorer', "),
-        ("scorer", "pocket", shouting, "'pocket' is registered already"),
-        ("scorer", "a:b", shouting, r"^name: must be letters, digits, .* \(got 'a:b'\)"),
-        ("strategy", "mine", "Mine", r"^target: expected a class"),
-    ],
-)
-def test_register_refuses_bad_names_and_targets(
-    kind: Any, name: str, target: Any, message: str
+def test_function_of_a_file_or_package_is_a_scorer_also_inside_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {kind: registry.names() for kind, registry in REGISTRIES.items()}
-    with pytest.raises(InputError, match=message):
-        tide.register(kind, name, target)
-    assert before == {kind: registry.names() for kind, registry in REGISTRIES.items()}
+    function = f"{tmp_path}/mine.py:shouting"
+    (tmp_path / "mine.py").write_text(
+        "def shouting(texts):\n    return [sum(map(str.isupper, text)) / 9 for text in texts]\n"
+    )
+    monkeypatch.setitem(REGISTRY._targets, "shouting", function)  # as an entry point does
+    for spec, name in ((function, f"callable:{function}"), ("shouting", "shouting")):
+        assert f"{name}@" in tide.load_scorer(f"max:{spec},pocket").name
+        with tide.Detoxifier(scripted_engine(), scorer=spec) as detox:
+            assert detox.scorer.name.startswith(f"{name}@")  # and a digest of its code
+            assert detox(PROMPTS[0]).before.toxicity == 0.0  # it writes no capitals
+        with pytest.raises(InputError, match="a function takes no argument"):
+            tide.load_scorer(f"{spec}:loud")
+
+
+def test_class_named_by_its_module_has_options() -> None:
+    with pytest.raises(InputError, match="no option 'decoy'"):
+        tide.load_baseline("tide.baselines.self_debias:SelfDebias:decoy=0", scripted_engine())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,15 @@ from tests.command import tide
 from tests.rows import write_rows
 from tests.scripted_engine import ScriptedEngine
 from tide import Options
+from tide.baselines import REGISTRY as BASELINES
 from tide.baselines.decoding import DecodingBaseline
 from tide.baselines.fit import FitTask, Fitted
 from tide.baselines.lanes import SteeredLane
-from tide.detoxifier import REGISTRIES
+from tide.engines import REGISTRY as ENGINES
 from tide.evaluation import read_run
 from tide.plugins import registry as registries
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import REGISTRY as STRATEGIES
 
 ENTRY_POINTS = """
 [tide.engines]
@@ -77,7 +80,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
-    for registry in REGISTRIES.values():
+    for registry in (ENGINES, SCORERS, STRATEGIES, BASELINES):
         monkeypatch.setitem(vars(registry), "_targets", {})
         del registry._targets  # they are read again
     registries._installed.cache_clear()

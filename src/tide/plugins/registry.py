@@ -1,9 +1,8 @@
 """A lazy registry. It maps names to `"module:attribute"`, which is imported on first use.
 
 Third parties add an engine, scorer, strategy or baseline without changing the package, by an entry
-point in the group `tide.engines`, `tide.scorers`, `tide.strategies` or `tide.baselines`, or in code
-(`tide.register("scorer", "mine", Mine)`). Unregistered classes are named by their place:
-`my_package.scorers:Mine` or `path/file.py:Mine`.
+point in the group `tide.engines`, `tide.scorers`, `tide.strategies` or `tide.baselines`.
+Unregistered classes are named by their place: `my_package.scorers:Mine` or `path/file.py:Mine`.
 """
 
 from __future__ import annotations
@@ -33,15 +32,6 @@ class Registry:
         self.kind = kind
         self._builtin = builtin
 
-    def add(self, name: str, target: Any) -> None:
-        """Register `target`, which is the object itself or `"module:attribute"`, under `name`.
-
-        Raises InputError if the name is taken. Silently replacing a scorer would falsify results.
-        """
-        if name in self._targets:
-            raise InputError(f"{self.kind} {name!r} is registered already; choose another name")
-        self._targets[name] = target
-
     def names(self) -> list[str]:
         """Return all names, sorted, without importing anything."""
         return sorted(self._targets)
@@ -64,7 +54,7 @@ class Registry:
 
     @cached_property
     def _targets(self) -> dict[str, Any]:
-        """The objects, or their places, by name: built-in, of installed packages, and added."""
+        """The places by name: built-in, and of installed packages. (Tests put objects here.)"""
         plural = "strategies" if self.kind == "strategy" else f"{self.kind}s"
         targets: dict[str, Any] = dict(self._builtin)
         for point in _installed().select(group=f"tide.{plural}"):
