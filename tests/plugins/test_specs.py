@@ -12,7 +12,6 @@ from tide.core.errors import InputError
 from tide.plugins.specs import (
     WRAPPERS,
     Spec,
-    alternatives,
     format_spec,
     parse,
     parse_spec,
@@ -83,28 +82,6 @@ def test_nested_specs_parse_to_the_same(spec: Spec) -> None:
 )
 def test_split_specs_at_commas(text: str, expected: list[str]) -> None:
     assert split_specs(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("tide", ["tide"]),
-        ("tide:mu=1|2|3", ["tide:mu=1", "tide:mu=2", "tide:mu=3"]),
-        ("rad:beta=1|2,top_k=5", ["rad:beta=1,top_k=5", "rad:beta=2,top_k=5"]),
-        ("a:x=1|2,y=3|4", ["a:x=1,y=3", "a:x=1,y=4", "a:x=2,y=3", "a:x=2,y=4"]),
-        ("f.py:Mine:x=1|2", ["f.py:Mine:x=1", "f.py:Mine:x=2"]),
-        ("base:stop=(a|b)", ["base:stop=(a|b)"]),
-        ("a|b", ["a|b"]),
-    ],
-)
-def test_alternatives(text: str, expected: list[str]) -> None:
-    assert alternatives(text) == expected
-
-
-@given(st.text("ab|=, ", max_size=8))
-def test_formatted_value_is_no_alternative(value: str) -> None:
-    spec = format_spec("base", {"stop": value})
-    assert alternatives(spec) == [spec]
 
 
 @pytest.mark.parametrize(

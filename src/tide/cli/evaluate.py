@@ -38,7 +38,7 @@ Methods = Annotated[
     options.option(
         "Search",
         "base (the unmodified model) and others, with options, comma-separated or repeated: "
-        f"base,tide:num_samples=2|4|8,rad:beta=50. Available: {options.METHODS}. "
+        f"base,tide:num_samples=8,rad:beta=50. Available: {options.METHODS}. "
         f"('tide methods NAME' lists its options.) [default: {_METHODS}]",
     ),
 ]

@@ -45,7 +45,7 @@ from tide.evaluation.runs import (
     write_config,
 )
 from tide.evaluation.tables import slug
-from tide.plugins.specs import alternatives, split_specs
+from tide.plugins.specs import split_specs
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ def evaluate(
     Args:
         benchmark: A name, a file, or prompts.
         methods: A list of specs and classes (strategies, baselines), or a comma-separated text.
-            `tide:num_samples=2|4|8` names one method per value.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
@@ -183,12 +182,12 @@ def _folders(
 
 
 def _specs(methods: str | Sequence[AnyMethod]) -> list[str]:
-    """Return a spec for each method, with one value of each option."""
+    """Return a spec for each method."""
     names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
     specs: list[str] = []
     for method in names:
         if isinstance(method, str):
-            specs += alternatives(method, "--methods")
+            specs.append(method)
         elif not isinstance(method, type) or "<locals>" in method.__qualname__:
             raise InputError(f"methods: expected specs, or classes of a module (got {method!r})")
         else:

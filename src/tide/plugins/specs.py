@@ -2,7 +2,6 @@
 
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
-    NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec per value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:lexicon
@@ -14,7 +13,6 @@ list, and the members of an ensemble. Parentheses enclose a spec or a value that
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -108,7 +106,7 @@ def format_spec(name: str, settings: Mapping[str, str]) -> str:
     """Format a name and its settings as a spec. `parse_spec` can read the result."""
     items = []
     for key, value in settings.items():
-        plain = value and value == value.strip() and not set(value) & set(",|")
+        plain = value and value == value.strip() and "," not in value
         plain = plain and _inside(value) is None
         items.append(f"{key}={value}" if plain else f"{key}=({value})")
     return f"{name}:{','.join(items)}" if items else name
@@ -135,21 +133,6 @@ def split_specs(text: str, option: str = "specs", names: Container[str] = WRAPPE
         else:
             specs.append(piece)
     return specs
-
-
-def alternatives(spec: str, option: str = "spec") -> list[str]:
-    """Expand `key=value|value` into one spec for each combination of values.
-
-    Inside of parentheses a `|` is a character of the value. Raises InputError like `parse_spec`.
-    """
-    name, _, rest = spec.partition(":")
-    if "|" not in rest:
-        return [spec]
-    choices = []
-    for item in _pieces(rest, option):
-        key, equals, value = item.partition("=")
-        choices.append([f"{key}{equals}{choice}" for choice in _split(value, "|")])
-    return [f"{name}:{','.join(combination)}" for combination in itertools.product(*choices)]
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
@@ -195,14 +178,8 @@ def _inside(text: str) -> str | None:
 
 def _pieces(text: str, option: str) -> list[str]:
     """Split `text` at the commas outside parentheses."""
-    depths = _depths(text) or [0]
-    if min(depths) < 0 or depths[-1] != 0:
-        raise InputError(f"{option}: an unmatched parenthesis in {text!r}")
-    return _split(text, ",")
-
-
-def _split(text: str, mark: str) -> list[str]:
-    """Split `text` at each `mark` outside parentheses."""
     depths = _depths(text)
-    marks = [i for i, c in enumerate(text) if c == mark and depths[i] == 0]
-    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *marks, len(text)])]
+    if text and (min(depths) < 0 or depths[-1] != 0):
+        raise InputError(f"{option}: an unmatched parenthesis in {text!r}")
+    commas = [i for i, c in enumerate(text) if c == "," and depths[i] == 0]
+    return [text[a + 1 : b].strip() for a, b in pairwise([-1, *commas, len(text)])]
