@@ -366,7 +366,7 @@ def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
 def test_an_attribute_may_be_unknown_or_missing() -> None:
     scorer = attributed(of([0.5], threat=[0.5], insult=[np.nan]), "threat", "insult")
     assert score_texts(scorer, ["a text"])[0].attributes == {"threat": 0.5}
-    pocket = load_scorer("windows:9:pocket")
+    pocket = load_scorer("windows:pocket")
     assert adapted(pocket).attributes == ()
     assert [score.attributes for score in score_texts(pocket, SENTENCES)] == [{}] * 3
     assert score_texts(scorer, []) == []

@@ -143,7 +143,7 @@ GERMAN = "Das Wetter ist heute sch\u00f6n und die Leute sind nicht auf der Stra\
 
 @pytest.fixture(scope="module")
 def english() -> Iterator[Running]:
-    with running(scorer=load_scorer("windows:50:max:lexicon,pocket")) as found:
+    with running(scorer=load_scorer("windows:max:lexicon,pocket")) as found:
         yield found
 
 

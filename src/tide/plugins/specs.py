@@ -3,7 +3,7 @@
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
     NAME:ARGUMENT                     hf:ID (scorers)
-    WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
+    WRAPPER:SPEC                      cache:pocket, windows:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:lexicon
 
 NAME may also be a class: `module:Class` or `path/file.py:Class`. Commas separate the specs of a
@@ -20,31 +20,27 @@ from itertools import accumulate, pairwise
 
 from tide.core.errors import InputError
 
-# Scorers that wrap other scorers, with their syntax. NUMBER is a wrapper's only setting; a comma
-# marks an ensemble.
+# Scorers that wrap other scorers, with their syntax; a comma marks an ensemble.
 WRAPPERS = {
     "cache": "cache:SCORER",
-    "windows": "windows:SCORER or windows:NUMBER:SCORER",
+    "windows": "windows:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
     "confirm": "confirm:SCORER,SCORER",
     "fallback": "fallback:SCORER,SCORER",
 }
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-_NUMBER = re.compile(r"(\d{1,9}):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Spec:
     """A parsed spec.
 
-    argument: the text after the colon of a plain name. number, inner: the number and the inner
-    specs of a wrapper or an ensemble.
+    argument: the text after the colon of a plain name. inner: the specs in a wrapper or ensemble.
     """
 
     name: str
     argument: str | None = None
-    number: str = ""
     inner: tuple[Spec, ...] = ()
 
     def __str__(self) -> str:
@@ -54,8 +50,8 @@ class Spec:
             f"({spec})" if (several if spec.inner else "," in str(spec)) else str(spec)
             for spec in self.inner
         )
-        parts = (self.name, self.number or None, members or None, self.argument)
-        return ":".join(part for part in parts if part is not None)
+        rest = members or self.argument
+        return self.name if rest is None else f"{self.name}:{rest}"
 
 
 def parse(text: str, option: str = "spec", names: Container[str] = WRAPPERS) -> Spec:
@@ -72,10 +68,9 @@ def parse(text: str, option: str = "spec", names: Container[str] = WRAPPERS) -> 
     usage = WRAPPERS.get(name)
     if usage is None or rest is None:
         return Spec(name, rest)
-    number, rest = _number(usage, rest)
     parts = split_specs(rest, option, names) if "," in usage else [rest]
     inner = tuple(parse(part, option, names) for part in parts)
-    return Spec(name, None, number, inner)
+    return Spec(name, None, inner)
 
 
 def parse_spec(
@@ -150,18 +145,13 @@ def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
     return name.strip(), rest if colon else None
 
 
-def _number(usage: str, rest: str) -> tuple[str, str]:
-    match = _NUMBER.fullmatch(rest) if "NUMBER" in usage else None
-    return (match[1], match[2]) if match else ("", rest)
-
-
 def _is_open(spec: str, names: Container[str]) -> bool:
     """Return whether `spec` ends inside an ensemble, so that a comma after it adds a member."""
     name, rest = _head(spec, names)
     while rest is not None and name in WRAPPERS:
         if "," in WRAPPERS[name]:
             return True
-        name, rest = _head(_number(WRAPPERS[name], rest)[1], names)
+        name, rest = _head(rest, names)
     return False
 
 

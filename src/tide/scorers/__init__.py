@@ -44,7 +44,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, lexicon:FILE
         NAME:KEY=VALUE,...          a class with an `options_class`
-        WRAPPER:SCORER              cache:pocket, windows:hf:ID, windows:50:pocket
+        WRAPPER:SCORER              cache:pocket, windows:hf:ID
         max:SCORER,SCORER...        max:pocket,cache:lexicon  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,exchange
         fallback:SCORER,SCORER      fallback:openai-moderation,pocket
@@ -90,8 +90,6 @@ def _create(spec: Spec) -> Scorer:
         arguments = [create.options_class.of("scorer", spec.name, values)]
     elif spec.inner:
         arguments = [spec.inner]
-        if spec.number:
-            arguments.append(int(spec.number))
     try:
         inspect.signature(create).bind(*arguments)
     except TypeError:

@@ -191,8 +191,6 @@ class WindowedScorer(ScorerWrapper):
     """
 
     def __init__(self, scorer: Scorer, words: int = 100) -> None:
-        if words < 2:
-            raise InputError(f"scorer windows: a window needs at least 2 words (got {words})")
         super().__init__(scorer)
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"

@@ -14,6 +14,7 @@ from tide.core.errors import ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, Scorer, score_texts
 from tide.scorers.guards import FAMILIES, LocalGuard
+from tide.scorers.wrappers import WindowedScorer
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def test_a_text_that_is_too_long_is_an_error_and_not_cut(folder: Path) -> None:
     long = "the weather is fine " * 80 + "rude"
     with pytest.raises(ScorerError, match=r"too long for the context of .* tokens; use windows:"):
         score_texts(scorer, [long])
-    windows = load_scorer(f"windows:6:guard:{folder}")
+    windows = WindowedScorer(scorer, 6)
     assert score_texts(windows, [long]).values[0] > 0.5
 
 
