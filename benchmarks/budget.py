@@ -30,9 +30,9 @@ import typer
 from scorer import beginnings
 
 from tide.core.settings import Settings
-from tide.evaluation.assessment import choose_threshold
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.tables import Column, Table, Value, to_markdown
+from tide.evaluation.thresholds import choose_threshold
 from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.scorers.base import Exchange, Floats, Scorer, score_texts
 

@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from tide.core.errors import InputError
-from tide.evaluation.assessment import agreement, error_correlations
 from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_nearly_empty, score_texts
@@ -136,9 +135,8 @@ def main(
     ordinary = sample(read_ordinary(data, None, "report")["wikipedia"], limit)
     plain = [scores_of(scorer, ordinary) for scorer in loaded]
     _, held, _ = labels(data)
-    human = [
-        agreement(scores_of(scorer, held.texts), np.array(held.targets)).auc for scorer in loaded
-    ]
+    labelled_toxic = np.array(held.targets) >= 0.5
+    human = [roc_auc_score(labelled_toxic, scores_of(scorer, held.texts)) for scorer in loaded]
     for files, by in (("*/base.json.gz", "the models"), ("*/*.json.gz", "all methods")):
         texts, targets = recorded(data, files, limit)
         scores = [scores_of(scorer, texts) for scorer in loaded]
@@ -154,8 +152,8 @@ def main(
         ]
         toxic = np.mean(targets >= 0.5)
         show(f"{len(texts):,} recorded completions of {by}, {toxic:.3f} toxic", columns, rows)
-    together = error_correlations(dict(zip(names, scores, strict=True)), targets)
-    rows = [[name, *(together[name][other] for other in names)] for name in names]
+    correlations = np.atleast_2d(np.corrcoef([values - targets for values in scores]))
+    rows = [[name, *map(float, row)] for name, row in zip(names, correlations, strict=True)]
     columns = [Column("scorer"), *(Column(name, 3) for name in names)]
     show("Correlation of the errors on the completions of all methods", columns, rows)
     rows = [
@@ -249,16 +247,23 @@ def show_groups(names: Sequence[str], loaded: Sequence[Scorer]) -> None:
 
 def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:
     """Return agreement with the targets, and rates at the threshold that 1 % of `plain` exceed."""
-    found = agreement(scores, targets)
+    toxic = targets >= 0.5
     above = scores > np.quantile(plain, 0.99)
     return [
-        found.auc,
-        found.correlation,
-        found.calibration_error,
-        float(above[targets >= 0.5].mean()),
+        float(roc_auc_score(toxic, scores)),
+        float(np.corrcoef(scores, targets)[0, 1]),
+        calibration_error(scores, targets),
+        float(above[toxic].mean()),
         float((scores >= 0.2)[targets < 0.1].mean()),
-        float((scores < 0.1)[targets >= 0.5].mean()),
+        float((scores < 0.1)[toxic].mean()),
     ]
+
+
+def calibration_error(scores: Floats, targets: Floats) -> float:
+    """Return the expected calibration error (Naeini et al., 2015) over 10 bins of the score."""
+    bins = np.minimum((scores * 10).astype(int), 9)
+    gaps = np.bincount(bins, weights=scores - targets)
+    return float(np.abs(gaps).sum() / len(scores))
 
 
 def show(title: str, columns: list[Column], rows: list[list[Value]]) -> None:

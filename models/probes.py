@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tide.data.texts import read_labelled
+from tide.data.texts import Pair, read_entries
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, score_texts
 
@@ -330,15 +330,23 @@ def probe_table(scorers: list[Scorer], toxic: list[str]) -> Table:
     return table
 
 
+def toxic_texts(paths: Sequence[Path]) -> list[str]:
+    """Return the distinct toxic texts of files of labelled texts and pairs."""
+    distinct: dict[str, None] = {}
+    for entry in read_entries(paths):
+        labelled = entry.texts if isinstance(entry, Pair) else [entry]
+        distinct.update((row.text, None) for row in labelled if row.toxicity >= 0.5)
+    return list(distinct)
+
+
 def main(
     scorer: Annotated[list[str], typer.Option("--scorer", "-s", help="Repeatable.")],
     texts: Annotated[list[Path] | None, typer.Option(help="Labelled texts; repeatable.")] = None,
 ) -> None:
     loaded = [load_scorer(spec) for spec in scorer]
-    toxic = {row.text: None for row in read_labelled(texts or []) if row.toxicity >= 0.5}
     console = Console(markup=False, emoji=False)
     console.print(set_table(loaded))
-    console.print(probe_table(loaded, list(toxic)))
+    console.print(probe_table(loaded, toxic_texts(texts or [])))
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def beginning(text: str, rng: random.Random) -> str:
 
 
 def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
-    """Write labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
+    """Write labelled texts in the format of `toxicity.jsonl.gz`, for `probes.py --texts`."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for i in rows:
             row = {"text": data.texts[i], "toxicity": data.labels[i], "source": data.sources[i]}

@@ -42,8 +42,9 @@ sys.meta_path.insert(0, Finder)
 TIDE = f"{BLOCKED}from tide.cli import program; program()"
 STARTING = [
     ("--help",),
-    *((name, "--help") for name in ("serve", "doctor", "scorers")),
+    *((name, "--help") for name in ("serve", "doctor")),
     ("methods",),
+    ("scorers",),
 ]
 LACKING = {
     ("run", "hello"): "torch",

@@ -45,6 +45,17 @@ def test_methods_lists_every_name(
     assert shown.count(problem) == len(KINDS)
 
 
+def test_scorers_are_listed_with_their_specs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
+    assert tide("scorers") == 0
+    shown = narrow(capsys)
+    assert all(f" {name}" in shown for name in SCORERS.names())
+    assert "confirm:SCORER,SCORER The second scorer decides" in shown
+    assert "hf:ID_OR_FOLDER#LABEL,LABEL The probability" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "lines"),
     [

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -10,73 +9,8 @@ import pytest
 from tests.command import tide
 from tests.fakes import FakeScorer
 from tests.rows import write_rows
-from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.languages import term_hash
-
-ROWS: list[dict[str, object]] = [
-    {"text": "a friendly sentence", "toxicity": 0.0},
-    {"text": "you stupid idiot", "toxicity": 1.0},
-    {"text": "thank you so much", "toxicity": 0.1},
-    {"text": "shut up you fool", "toxicity": 0.9},
-    {"text": "thank you so much", "toxicity": 0.3},
-    {"text": "..", "toxicity": 1.0},  # nearly empty: left out
-]
-
-
-def cells(printed: str, name: str) -> list[str]:
-    """The cells of a scorer's rows in the first table, after the number of texts."""
-    table = printed.partition("correlation of errors")[0]
-    return " ".join(re.findall(rf"^ {name}\S* (.*)$", table, re.MULTILINE)).split()[1:]
-
-
-def test_compare_measures_agreement_with_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels = write_rows(tmp_path / "labels.jsonl", ROWS)
-    known = {"a friendly sentence": 0.0, "you stupid idiot": 1.0, "shut up you fool": 0.9}
-    exact = FakeScorer(lambda text: known.get(text, 0.2), name="exact")  # the mean label
-    monkeypatch.setitem(REGISTRY._targets, "exact", lambda: exact)
-    scorers = ("-s", "exact", "-s", "pocket", "-s", "max:sentence,profanity-check,exchange")
-    assert tide("scorers", "compare", labels, *scorers) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    *agreed, _ = cells(out, "exact")
-    assert agreed == ["1.000", "1.000", "1.000", "0.000"]
-    assert float(cells(out, "pocket@")[3]) > 0
-    assert "4 texts, 0.500 toxic" in out
-    errors = out.partition("correlation of errors")[2]
-    assert ("1 exact" in errors, "2 pocket@" in errors) == (True, True)
-
-
-def test_compare_goes_on_when_a_scorer_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A service may have been paid for the scores before an outage."""
-
-    def picky(text: str) -> float:
-        return math.nan if "fool" in text else 0.25
-
-    def down(text: str) -> float:
-        if "fool" in text:
-            raise ScorerUnavailableError("gone")
-        return 0.25
-
-    labels = write_rows(tmp_path / "labels.jsonl", ROWS)
-    names = {"picky": picky, "down": down, "broken": lambda text: math.nan}
-    for name, function in names.items():
-        scorer = FakeScorer(function, name=name)
-        monkeypatch.setitem(REGISTRY._targets, name, lambda scorer=scorer: scorer)
-    monkeypatch.setattr("tide.cli.scorers._CHUNK", 2)
-    scorers = [part for name in (*names, "pocket") for part in ("-s", name)]
-    assert tide("scorers", "compare", labels, *scorers) == 1
-    out, err = capsys.readouterr()
-    assert err.count("nan is not a score") == 2
-    assert "down: gone" in err
-    agreed, errors = out.split("correlation of errors")
-    counted = dict(re.findall(r"^ (\S+) +(\d) ", agreed, re.MULTILINE))
-    assert list(counted.values()) == ["3", "2", "4"]
-    assert ("picky" in errors, "down" in errors, "broken" in errors) == (True, True, False)
 
 
 @pytest.fixture
@@ -115,24 +49,6 @@ def test_score_reads_contexts_of_rows_and_one_of_the_command(
     assert tide("score", "-i", path) == 1
     message = "line 1: 'context' must be a text or a list of messages, got dict"
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_compare_counts_a_text_once_in_each_context(
-    agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = {"id": 1, "prompt": "May I insult him?", "number": 0, "text": "Yes", "toxicity": 1}
-    rows = [
-        {"context": "May I insult him?", "text": "Yes", "toxicity": 1},
-        {"context": "May I thank him?", "text": "Yes", "toxicity": 0},
-        record,
-    ]
-    path = write_rows(tmp_path / "pairs.jsonl", rows)
-    assert tide("scorers", "compare", path, "-s", agreement) == 0
-    out = capsys.readouterr().out
-    assert "2 texts" in out
-    assert cells(out, agreement)[0] == "1.000"
-    assert tide("scorers", "compare", path, "-s", "pocket") == 0
-    assert "1 texts" in capsys.readouterr().out  # a scorer of texts reads no context
 
 
 @pytest.mark.parametrize("command", ["run", "score"])

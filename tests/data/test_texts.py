@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError
-from tide.data.texts import LabelledText, Pair, Row, read_entries, read_labelled, read_rows
+from tide.data.texts import LabelledText, Pair, Row, read_entries, read_rows
 
 
 def jsonl(path: Path, *rows: Any) -> Path:
@@ -86,7 +86,7 @@ def test_wrong_paths_and_lone_surrogate_are_refused(tmp_path: Path) -> None:
     wrong = {"a.csv": "use .jsonl", "none": "no such file", "x" * 256: "too long", ".": "a folder"}
     for name, message in wrong.items():
         with pytest.raises(InputError, match=message):
-            read_labelled([tmp_path / name])
+            list(read_entries([tmp_path / name]))
     with pytest.raises(InputError, match="id 3: the text is invalid Unicode"):
         Row(3, "caf\udce9")
 
@@ -95,7 +95,6 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
     rows = jsonl(
         tmp_path / "a.jsonl.gz",
         {"text": "one", "toxicity": 0.25, "source": "x"},
-        {"text": "answer", "toxicity": 0, "context": "question"},
         {"text": "two", "toxicity": 1, "id": 7, "prompt": "p", "number": 0},
         {"text": "", "toxicity": 0, "id": 7, "prompt": "p", "number": 1},
         {"text": " \n", "toxicity": 0, "id": 7, "prompt": "p", "number": 2},
@@ -105,16 +104,14 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
     )
     assert list(read_entries([rows])) == [
         LabelledText(text="one", toxicity=0.25, group="x"),
-        LabelledText(text="answer", toxicity=0.0, context="question"),
-        LabelledText(text="two", toxicity=1.0, context="p"),
+        LabelledText(text="two", toxicity=1.0),
         Pair(toxic="silly", neutral=["odd", "strange"]),
         Pair(toxic="daft", neutral=["unwise"]),
         LabelledText(text="dumb", toxicity=1.0, group="pairs"),
     ]
-    assert [(text.text, text.toxicity) for text in read_labelled([rows])][3:7] == [
-        *(("silly", 1.0), ("odd", 0.0), ("strange", 0.0)),
-        ("daft", 1.0),
-    ]
+    pair = Pair(toxic="silly", neutral=["odd", "strange"])
+    toxicity = {"silly": 1.0, "odd": 0.0, "strange": 0.0}
+    assert {labelled.text: labelled.toxicity for labelled in pair.texts} == toxicity
 
 
 @pytest.mark.parametrize(
@@ -133,4 +130,4 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
 def test_invalid_labels_are_named(tmp_path: Path, row: Any, message: str) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"text": "fine", "toxicity": 0}, row)
     with pytest.raises(InputError, match=rf"a\.jsonl, line 3: {message}"):
-        read_labelled([path])
+        list(read_entries([path]))

@@ -1,4 +1,4 @@
-"""What is installed: `tide methods` lists all names, `tide doctor` checks model and scorer."""
+"""What is installed: `tide methods` and `tide scorers` list it, `tide doctor` checks it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,18 +17,30 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tide.baselines import REGISTRY as BASELINES
 from tide.cli import options
 from tide.cli.display import OUTPUT, model_label, on_one_line, say_loading
 from tide.core.errors import InputError, TideError, first_line, guarded, nearest
 from tide.core.settings import Sampling
+from tide.engines import REGISTRY as ENGINES
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
 from tide.plugins.specs import WRAPPERS
 from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers import REGISTRY as SCORERS
+from tide.search import REGISTRY as STRATEGIES
 
 _WIDTH = 80
+# The specs of scorers that are more than a name.
+_SPECS = {
+    "classifier": "classifier:http://HOST#LABEL",
+    "guard": "guard:ID_OR_FOLDER#FAMILY or guard:NAME@http://HOST#FAMILY",
+    "hf": "hf:ID_OR_FOLDER#LABEL,LABEL",
+    "lexicon": "lexicon or lexicon:FILE",
+    **WRAPPERS,
+}
 # A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
 
@@ -40,15 +52,10 @@ def methods(
 
     The list includes plugins of other packages.
     """
-    from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
-    from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
-    from tide.scorers import REGISTRY as SCORERS  # noqa: PLC0415
-    from tide.search import REGISTRY as STRATEGIES  # noqa: PLC0415
-
     registries = (STRATEGIES, BASELINES, SCORERS, ENGINES)
     if name is None:
         for registry in registries:
-            _list(registry)
+            _list(registry.kind, registry, registry.names())
         OUTPUT.print("`tide methods NAME` shows its options.")
         return
     wanted = name.partition(":")[0]
@@ -61,12 +68,21 @@ def methods(
         _show(registry.kind, _described(registry, wanted))
 
 
+def scorers() -> None:
+    """List the scorers, and show how a spec wraps and combines them."""
+    _list("scorers", SCORERS, [name for name in SCORERS.names() if name not in WRAPPERS])
+    _list("wrappers", SCORERS, list(WRAPPERS))
+    OUTPUT.print(
+        "pocket, exchange, sentence, profanity-check and lexicon read only English.\n"
+        "FILE.py:NAME is a class or function of your own.\n"
+        "Wrappers nest; parentheses group: max:(hf:ID#LABEL,LABEL),cache:pocket."
+    )
+
+
 def _described(registry: Registry, name: str) -> _Row:
-    usage = name
+    usage = _SPECS.get(name, name) if registry.kind == "scorer" else name
     try:
         target = registry.load(name)
-        if registry.kind == "scorer":
-            usage = WRAPPERS.get(name, name)
         first = inspect.cleandoc(target.__doc__ or "").partition("\n\n")[0]
         return usage, " ".join(first.split()), list(_options(target, registry.kind))
     except Exception as error:  # plugins may fail in any way
@@ -89,14 +105,14 @@ def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:
                 yield f"{parameter.name}={format_value(parameter.default)}", ""
 
 
-def _list(registry: Registry) -> None:
+def _list(title: str, registry: Registry, names: Sequence[str]) -> None:
     """Print each name with the first sentence of its description."""
     rows = []
-    for name in registry.names():
+    for name in names:
         usage, description, _ = _described(registry, name)
         first = re.split(r"(?<=\.) ", description, maxsplit=1)[0].rstrip(".")
         rows.append((usage, first))
-    _print_list(registry.kind, rows)
+    _print_list(title, rows)
 
 
 def _show(kind: str, row: _Row) -> None:

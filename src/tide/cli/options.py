@@ -29,15 +29,6 @@ _SCORERS = ", ".join(name for name in SCORERS.names() if name not in WRAPPERS)
 _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
-SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, "
-    "guard:ID_OR_FOLDER#FAMILY, guard:NAME@http://HOST#FAMILY, classifier:http://HOST#LABEL. "
-    "pocket, exchange, sentence, profanity-check and lexicon read only English. Wrappers: "
-    "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "
-    "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the first chooses where the "
-    "second decides) and fallback:SCORER,SCORER (the second decides while the first is down); "
-    "parentheses group specs, as in (max:pocket,lexicon),sentence."
-)
 METHODS = f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}"
 # Values of a setting whose type does not list them.
 _CHOICES = {

@@ -1,14 +1,11 @@
-"""`tide score` and `tide scorers compare` score texts and measure scorers; `tide threshold`."""
+"""`tide score` scores texts, and `tide threshold` chooses a threshold from a monitor log."""
 
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,25 +14,16 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import OUTPUT, on_one_line
-from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, ScorerError
+from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import refuse_input, replaced, writing
 from tide.evaluation.console import ERRORS, Bars, chunks, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
-    from tide.scorers.base import Exchange, Floats, Scorer
-
-app = typer.Typer(
-    help="Compare scorers on labelled texts.\n\n"
-    "A FILE holds labelled texts (text, toxicity) or records of a run: .jsonl, plain or .gz.\n\n"
-    + options.SCORER_GRAMMAR,
-    no_args_is_help=True,
-)
+    from tide.scorers.base import Exchange, Scorer
 
 _CHUNK = 256  # texts scored between two updates of a progress bar
-
-Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
 
 
 def score(
@@ -59,7 +47,8 @@ def score(
     """
     if output is not None and output.suffix not in ("", ".jsonl"):
         raise InputError(f"--output: {output} is not a .jsonl file")
-    from tide.scorers.base import Exchange  # noqa: PLC0415  (slow import)
+    from tide.evaluation.judging import open_scorers  # noqa: PLC0415  (slow imports)
+    from tide.scorers.base import Exchange  # noqa: PLC0415
     from tide.scorers.languages import with_word_lists  # noqa: PLC0415
 
     with ExitStack() as stack:
@@ -71,7 +60,8 @@ def score(
         rows = options.rows_of(texts, input_file, field=field, limit=limit, contexts=True)
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
-        loaded = [with_word_lists(scorer) for scorer in _opened(scorers, stack)]
+        named = open_scorers(scorers or [DEFAULT_SCORER], stack, "--scorer")
+        loaded = [with_word_lists(opened.scorer) for opened in named]
         if has_context and not any(scorer.reads == "exchange" for scorer in loaded):
             ERRORS.print("contexts are ignored: these scorers read texts alone")
         columns = {scorer.name: _scored(scorer, exchanges) for scorer in loaded}
@@ -101,14 +91,6 @@ def score(
     OUTPUT.print(table)
 
 
-def _opened(specs: Sequence[str] | None, stack: ExitStack) -> list[Scorer]:
-    """Load the scorers of --scorer; `stack` closes them."""
-    from tide.evaluation.judging import open_scorers  # noqa: PLC0415  (slow import)
-
-    named = open_scorers(specs or [DEFAULT_SCORER], stack, "--scorer")
-    return [opened.scorer for opened in named]
-
-
 def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
     """Score all `texts`, even nearly empty texts, with a progress bar."""
     from tide.scorers.base import score_texts  # noqa: PLC0415  (slow import)
@@ -117,121 +99,6 @@ def _scored(scorer: Scorer, texts: Sequence[Exchange]) -> list[float]:
     for chunk in chunks(texts, _CHUNK, scorer.name, Bars()):
         scores += score_texts(scorer, chunk).values.tolist()
     return scores
-
-
-@app.command("compare", cls=options.Command)
-def compare(files: Files, scorers: options.Scorers = None) -> None:
-    """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
-
-    auc and accuracy: a label of 0.5 or more is toxic. correlation: Pearson's, with the labels.
-    cal. error: mean distance of score and label over ten bins of the score. Each distinct
-    text (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly
-    empty texts are left out.
-
-    texts/s: on this machine. The second table has the correlation of the scorers' errors. The lower
-    it is, the better one scorer judges text that was optimised against the other.
-
-    If a scorer fails on texts, its other texts and the other scorers count, and the exit code is 1.
-    """
-    import numpy as np  # noqa: PLC0415  (slow imports)
-
-    from tide.evaluation import assessment  # noqa: PLC0415
-    from tide.scorers.base import adapted  # noqa: PLC0415
-
-    with ExitStack() as stack:
-        loaded = _opened(scorers, stack)
-        reads = {adapted(scorer).reads for scorer in loaded}
-        texts, targets = _labelled(files, contexts="exchange" in reads)
-        scores: dict[str, Floats] = {}
-        rows: list[dict[str, Any]] = []
-        failed = False
-        for scorer in loaded:
-            _known_scores(scorer, texts[:1])  # the first call loads the scorer, and is not timed
-            started = time.perf_counter()
-            values, failure = _known_scores(scorer, texts)
-            seconds = time.perf_counter() - started
-            if failure is not None:
-                failed = True
-                ERRORS.print(f"{scorer.name}: {failure}", style="red")
-            known = ~np.isnan(values)
-            if known.any():
-                scores[scorer.name] = values
-                agreed = assessment.agreement(values[known], targets[known])
-                row = {
-                    "scorer": scorer.name,
-                    "texts": agreed.texts,
-                    "auc": agreed.auc,
-                    "accuracy": agreed.accuracy,
-                    "correlation": agreed.correlation,
-                    "cal. error": agreed.calibration_error,
-                    "texts/s": round(agreed.texts / seconds),
-                }
-                rows.append(row)
-    if rows:
-        _print_rows(f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic", rows)
-    if len(rows) > 1:
-        errors = assessment.error_correlations(scores, targets)
-        numbered = [f"{number} {name}" for number, name in enumerate(errors, 1)]
-        # Columns with the scorers' names would be too wide.
-        errors.columns = [str(number) for number in range(1, len(errors) + 1)]
-        errors.insert(0, "scorer", numbered)
-        _print_rows("correlation of errors (score - label)", errors.to_dict("records"))
-    if failed:
-        raise typer.Exit(1)
-
-
-def _known_scores(scorer: Scorer, texts: Sequence[Exchange]) -> tuple[Floats, ScorerError | None]:
-    """Score the texts that the scorer can score; the others are NaN. Also return the first error.
-
-    Scores from before an outage are kept: a service may have been paid for them.
-    """
-    import numpy as np  # noqa: PLC0415  (slow imports)
-
-    from tide.scorers.base import score_groups  # noqa: PLC0415
-
-    scores: list[float] = []
-    failure = None
-    try:
-        for chunk in chunks(texts, _CHUNK, scorer.name, Bars()):
-            for outcome in score_groups(scorer, [[text] for text in chunk]):
-                if isinstance(outcome, ScorerError):
-                    failure = failure or outcome
-                    scores.append(math.nan)
-                else:
-                    scores.append(outcome[0].value)
-    except (*SCORER_DOWN, ScorerBrokenError) as error:
-        failure = failure or error
-    scores += [math.nan] * (len(texts) - len(scores))
-    return np.array(scores), failure
-
-
-def _print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows, all of which have the same columns."""
-    from tide.evaluation import tables  # noqa: PLC0415  (slow import)
-
-    columns = [tables.Column(heading) for heading in rows[0]]
-    table = tables.Table("", title, columns, [list(row.values()) for row in rows])
-    OUTPUT.print(tables.to_rich(table, OUTPUT.width))
-
-
-def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange], Floats]:
-    """Return the distinct texts of the files, except nearly empty texts, and their mean labels.
-
-    contexts: whether the same text in another context is another text.
-    """
-    import numpy as np  # noqa: PLC0415
-
-    from tide.data.texts import read_labelled  # noqa: PLC0415
-    from tide.scorers.base import Exchange, is_nearly_empty  # noqa: PLC0415
-
-    labels: dict[Exchange, list[float]] = {}
-    for row in read_labelled(files):
-        if not is_nearly_empty(row.text):
-            exchange = Exchange(row.context if contexts else "", row.text)
-            labels.setdefault(exchange, []).append(row.toxicity)
-    if not labels:
-        raise InputError("the files hold no labelled texts")
-    return list(labels), np.array([fmean(values) for values in labels.values()])
 
 
 Share = Annotated[
@@ -251,11 +118,11 @@ def threshold(
     --alter-at-most of such answers is altered at the printed threshold. Standard output has the two
     settings for a policy.
     """
-    from tide.evaluation import assessment  # noqa: PLC0415  (slow import)
+    from tide.evaluation import thresholds  # noqa: PLC0415  (slow import)
 
-    scores, unscored = assessment.read_monitor_log(log, policy)
-    choice = assessment.choose_threshold(scores, alter_at_most)
-    needed = assessment.answers_needed(alter_at_most)
+    scores, unscored = thresholds.read_monitor_log(log, policy)
+    choice = thresholds.choose_threshold(scores, alter_at_most)
+    needed = thresholds.answers_needed(alter_at_most)
     if choice is None:
         raise InputError(
             f"{log}: too many of {len(scores)} answers would be altered at any threshold, or these "

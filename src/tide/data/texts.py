@@ -97,7 +97,7 @@ def read_rows(
             raise InputError(f"{where}: id {row_id!r} occurs twice (first: {line})")
         label = row.get(group) if group else None
         first[row_id] = where
-        context = context_of(row.get("context"), where) if contexts else ""
+        context = _context_of(row.get("context"), where) if contexts else ""
         row_read = Row(row_id, text, label, chat, context)
         rows.append(row_read.as_chat() if chats else row_read)
     if not rows:
@@ -106,7 +106,7 @@ def read_rows(
     return rows
 
 
-def context_of(value: Any, where: str) -> str | Chat:
+def _context_of(value: Any, where: str) -> str | Chat:
     """Return the context of a text: a text, or a chat from a list of messages; "" for None."""
     if isinstance(value, list):
         return _chat(value, f"{where}: 'context'")
@@ -186,13 +186,11 @@ class LabelledText(BaseModel, frozen=True, strict=True):
     """toxicity: in [0, 1]; the share of raters who called the text toxic, or a recorded score.
 
     group: the value of the row's field `source`, "" without one.
-    context: what the text answers, or "" if unknown; see `Exchange`.
     """
 
     text: _Text
     toxicity: Score
     group: str = ""
-    context: str | Chat = ""
 
 
 class Pair(BaseModel, frozen=True, strict=True):
@@ -207,21 +205,12 @@ class Pair(BaseModel, frozen=True, strict=True):
         return [LabelledText(text=self.toxic, toxicity=1.0, group=PAIRS), *neutral]
 
 
-def read_labelled(paths: Iterable[Path]) -> list[LabelledText]:
-    """Return all labelled texts of `read_entries`, including the texts of pairs."""
-    texts: list[LabelledText] = []
-    for entry in read_entries(paths):
-        texts += entry.texts if isinstance(entry, Pair) else [entry]
-    return texts
-
-
 def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
     """Yield the rows of .jsonl files, plain or gzipped.
 
-    A row is a labelled text (`text`, `toxicity`, and optionally `context`: a text or a list of
-    messages), a pair (`toxic`, and `neutral`: a text or a list of texts), or a trial of a run. The
-    context of a trial is its prompt. Rows with an empty text are left out: it has no token to learn
-    from. A pair without neutral texts yields its toxic text.
+    A row is a labelled text (`text`, `toxicity`), a trial of a run, or a pair (`toxic`, and
+    `neutral`: a text or a list of texts). Rows with an empty text are left out: it has no token to
+    learn from. A pair without neutral texts yields its toxic text.
     Raises InputError, with the row's line, for any other row.
     """
     for path in paths:
@@ -233,7 +222,5 @@ def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
                 pair = parsed(Pair, row, where)
                 yield pair if pair.neutral else pair.texts[0]
             elif not isinstance(text := row.get("text"), str) or text.strip():
-                context = row.get("context") or row.get("messages") or row.get("prompt")
-                row["context"] = context_of(context, where)
                 row["group"] = str(row.get("source", ""))
                 yield parsed(LabelledText, row, where)

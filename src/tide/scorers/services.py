@@ -37,7 +37,7 @@ class _ModerationReply(BaseModel):
 
 
 class OpenAIModerationScorer(RemoteScorer):
-    """The largest score among `CATEGORIES`, in [0, 1].
+    """OpenAI's moderation endpoint: the largest score of its categories.
 
     Each category is an attribute. model: by default a dated version, so that scores stay
     comparable.

@@ -117,12 +117,13 @@ _PART = 8
 
 
 class ConfirmScorer(ScorerWrapper):
-    """The second scorer, with the first as its screen (see `tide.Scorer`).
+    """The second scorer decides; the first chooses where it is asked.
 
-    The first, a quick scorer that counts words, chooses at its pace where a growing text is also
-    scored by the second, which reads sentences. Every score is the second scorer's, except that of
-    a text in a language that it does not read: there its score is noise, and the first decides, or
-    the second by those parts of the text that it reads.
+    The first, a quick scorer that counts words, is the second's screen (see `tide.Scorer`): it
+    chooses at its pace where a growing text is also scored by the second, which reads sentences.
+    Every score is the second scorer's, except that of a text in a language that it does not read:
+    there its score is noise, and the first decides, or the second by those parts of the text that
+    it reads.
     """
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
@@ -306,9 +307,10 @@ _QUERY = "SELECT score, attributes FROM texts WHERE key = ?"
 
 
 class CachedScorer(ScorerWrapper):
-    """Calls `scorer` only for texts that it has not scored yet under its current name and code.
+    """Keeps scores on disk, and calls the scorer only for texts without a score.
 
-    Attributes are stored with the scores. Of a scorer that reads exchanges, the context counts too.
+    A score counts only under the scorer's current name and code. Attributes are stored with the
+    scores. Of a scorer that reads exchanges, the context counts too.
 
     The file is `$TIDE_CACHE`, by default `scores.sqlite3` in the user's cache folder. It holds
     hashes, not texts. Several processes may use it at once (not over a network file system), and

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from tide.core.errors import ScorerError, require
 from tide.core.results import Result, Trial
-from tide.evaluation.assessment import evidence
+from tide.evaluation.thresholds import evidence
 from tide.scorers.base import FALLBACK, HEALTH_TEXT, Attributed, Exchange, Scorer, ScorerWrapper
 from tide.scorers.languages import language_of
 from tide.server.gate import LOG, VISIT

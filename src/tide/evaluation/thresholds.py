@@ -1,4 +1,4 @@
-"""Measures a scorer: its agreement with labels, and how many ordinary answers a threshold alters.
+"""How many ordinary answers a threshold alters.
 
 Thresholds are chosen from a monitor log, and tested by the evidence of further answers.
 """
@@ -6,69 +6,16 @@ Thresholds are chosen from a monitor log, and tested by the evidence of further 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from tide.core.errors import InputError
 from tide.data.files import parse_object, parsed, read_lines
-from tide.scorers.base import Floats
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-BINS = 10
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of scores with targets, both in [0, 1]; a target of at least 0.5 is toxic.
-
-    auc: NaN if all targets have the same class. correlation: Pearson's coefficient; NaN if the
-    scores or the targets are constant. calibration_error: the expected calibration error (Naeini et
-    al., 2015) over 10 score bins of equal width.
-    """
-
-    texts: int
-    auc: float
-    accuracy: float
-    correlation: float
-    calibration_error: float
-
-
-def agreement(scores: Floats, targets: Floats) -> Agreement:
-    """Measure the agreement of scores with targets, both of shape (n,), n > 0."""
-    import pandas as pd  # noqa: PLC0415  (slow imports)
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
-
-    toxic = targets >= 0.5
-    one_class = toxic.all() or not toxic.any()
-    bins = pd.Series(np.minimum((scores * BINS).astype(int), BINS - 1))
-    gaps = pd.Series(scores - targets).groupby(bins).sum().abs()
-    return Agreement(
-        texts=len(scores),
-        auc=math.nan if one_class else float(roc_auc_score(toxic, scores)),
-        accuracy=float(((scores >= 0.5) == toxic).mean()),
-        correlation=float(pd.Series(scores).corr(pd.Series(targets))),
-        calibration_error=float(gaps.sum() / len(scores)),
-    )
-
-
-def error_correlations(scores: Mapping[str, Floats], targets: Floats) -> DataFrame:
-    """Return Pearson's correlation of the errors (score - target) of each pair of scorers.
-
-    scores: arrays by scorer, shape (n,) like the targets; NaN for a text without a score. A pair is
-    compared on the texts that both scored. The correlation is NaN for a single text or a constant
-    error. A judge that errs like the search's scorer adds no information.
-    """
-    import pandas as pd  # noqa: PLC0415  (slow import)
-
-    return pd.DataFrame({name: values - targets for name, values in scores.items()}).corr()
-
 
 CONFIDENCE = 0.95
 # Fixed before any answer is seen, from the loosest to the strictest.

@@ -1,4 +1,4 @@
-"""Agreement of a scorer; the choice and test of a threshold."""
+"""The choice and test of a threshold."""
 
 from __future__ import annotations
 
@@ -12,42 +12,13 @@ import pytest
 from scipy.stats import binom
 
 from tide.core.errors import InputError
-from tide.evaluation.assessment import (
-    agreement,
+from tide.evaluation.thresholds import (
     answers_needed,
     choose_threshold,
-    error_correlations,
     evidence,
     read_monitor_log,
     upper_bound,
 )
-
-
-def test_agreement_by_hand() -> None:
-    scores, targets = np.array([0.1, 0.45, 0.45, 0.9]), np.array([0.0, 1.0, 0.2, 0.7])
-    agreed = agreement(scores, targets)
-    assert (agreed.texts, agreed.accuracy) == (4, 0.75)
-    assert agreed.auc == pytest.approx((1 + 0.5 + 1 + 1) / 4)  # ordered pairs; a tie counts half
-    assert agreed.correlation == pytest.approx(np.corrcoef(scores, targets)[0, 1])
-    # bins: 0.1 -> 0.0, {0.45, 0.45} -> 0.6, 0.9 -> 0.7
-    assert agreed.calibration_error == pytest.approx((0.1 + 2 * 0.15 + 0.2) / 4)
-    constant = agreement(scores, np.full(4, 0.2))
-    assert math.isnan(constant.auc)
-    assert math.isnan(constant.correlation)
-
-
-def test_correlation_of_errors() -> None:
-    rng = np.random.default_rng(0)
-    targets, error, other = rng.random((3, 2000))
-    scores = {
-        "a": targets + error, "the same error": targets + error + 0.25,
-        "the opposite": targets - error, "another": targets + other, "perfect": targets,
-    }  # fmt: skip
-    correlations = error_correlations(scores, targets)
-    assert correlations["a"]["the same error"] == pytest.approx(1.0)
-    assert correlations["a"]["the opposite"] == pytest.approx(-1.0)
-    assert abs(correlations["a"]["another"]) < 0.1
-    assert np.isnan(correlations["a"]["perfect"])
 
 
 def test_upper_bound_is_exact() -> None:
