@@ -61,8 +61,8 @@ WARP_FIRST = ("rad", "sasa")
 def at(spec: str, strength: float) -> str:
     """The spec with another strength."""
     name, options = parse_spec(spec, "baseline")
-    written = {REGISTRY.load(name).options_class.strength: f"{strength:g}"}
-    return format_spec(name, {**options, **written})
+    first = next(iter(REGISTRY.load(name).options_class.model_fields))
+    return format_spec(name, {**options, first: f"{strength:g}"})
 
 
 # Warps the scores before they are shifted, or returns them as they are.

@@ -194,8 +194,6 @@ _ALPHAS, _ALPHA = {"gpt2": 0.4}, 0.3
 
 
 class DesteinOptions(Options):
-    strength = "alpha"
-
     alpha: Strength | None = Field(
         default=None, description="Step length; by default 0.4 for GPT-2, 0.3 for other models."
     )

@@ -33,8 +33,6 @@ Candidates = Annotated[int, Field(ge=1, le=10_000)]
 class ScaleOptions(Options):
     """The options of systems whose strength is a multiple of their published effect."""
 
-    strength = "scale"
-
     scale: Strength = Field(
         default=1.0, description="Multiple of the effect: 0 is the model, 1 as published."
     )
@@ -59,7 +57,7 @@ class Generated:
 class Baseline(Protocol):
     """A detoxification system. name: normalised spec, for records.
 
-    The option named by `Options.strength` scales the effect; at 0 greedy text is the model's own.
+    Its first option, the strength, scales the effect; at 0 greedy text is the model's own.
     """
 
     name: str

@@ -97,7 +97,8 @@ class DecodingBaseline:
             raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")
         self.engine = engine
         self.options = self.resolved_options(options)
-        self.name = self.options.spec(self.kind)
+        strength = next(iter(self.options_class.model_fields), "")
+        self.name = self.options.spec(self.kind, strength)
         if kind := self.artefact_kind():
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
 

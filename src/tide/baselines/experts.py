@@ -70,8 +70,6 @@ _TEXTS, _TOP_K = 640, 50
 
 
 class DexpertsOptions(Options):
-    strength = "alpha"
-
     alpha: Strength = Field(default=2.0, description="Weight of the experts' difference.")
 
 
@@ -125,8 +123,6 @@ class Dapt(DecodingBaseline):
 
 
 class ContrastiveOptions(Options):
-    strength = "coefficient"
-
     coefficient: Strength = Field(default=1.0, description="Weight of the amateur.")
 
 
@@ -202,8 +198,6 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
 
 
 class SafeDecodingOptions(Options):
-    strength = "alpha"
-
     alpha: Strength = Field(default=3.0, description="Weight of the expert.")
 
 

@@ -39,8 +39,6 @@ _MOST_TOKENS = 2048  # maximum tokens whose logits are in memory at once, outsid
 
 
 class GediOptions(Options):
-    strength = "omega"
-
     omega: Strength = Field(default=30.0, description="Weight of log P(clean); 0 turns GeDi off.")
 
 

@@ -39,8 +39,6 @@ Cache = list[Tensor]
 
 
 class PplmOptions(Options):
-    strength = "stepsize"
-
     stepsize: Strength = Field(default=0.2, description="Step length, in every layer.")
     iterations: int = Field(default=10, ge=1, le=1_000, description="Steps before each token.")
 

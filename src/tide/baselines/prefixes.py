@@ -57,8 +57,6 @@ _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
 
 
 class RadOptions(Options):
-    strength = "beta"
-
     beta: Strength = Field(default=50.0, description="Weight of the rewards.")
     candidates: Candidates = Field(default=20, description="Number of likeliest tokens to score.")
     normalize: Literal["minmax", "clamp"] = "minmax"
@@ -184,8 +182,6 @@ def fit_head(
 
 
 class FudgeOptions(Options):
-    strength = "weight"
-
     weight: Strength = Field(default=1.0, description="Weight of log P(non-toxic).")
     candidates: Candidates = Field(default=200, description="Number of likeliest tokens to score.")
 

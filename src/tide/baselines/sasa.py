@@ -30,8 +30,6 @@ from tide.baselines.training import hidden_states
 
 
 class SasaOptions(Options):
-    strength = "beta"
-
     beta: Strength = Field(default=10.0, description="Weight of the margins.")
     candidates: Candidates = Field(default=50, description="Number of likeliest tokens to score.")
     normalize: Literal["raw", "softmax"] = "raw"

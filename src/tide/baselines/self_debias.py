@@ -30,8 +30,6 @@ _SMALLEST = 0.01  # minimum factor
 
 
 class SelfDebiasOptions(Options):
-    strength = "decay"
-
     decay: Strength = Field(default=50.0, description="Decay rate of the factors (lambda).")
 
 

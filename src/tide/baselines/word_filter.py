@@ -34,8 +34,6 @@ Banned = dict[tuple[int, ...], list[int]]
 
 
 class WordFilterOptions(Options):
-    strength = "penalty"
-
     penalty: Strength = Field(
         default=1000.0,
         description="Subtracted from the logit of a token that completes a word; 1000 is a ban.",

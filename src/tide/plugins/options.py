@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, get_args, get_origin
+from typing import Any, ParamSpec, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
@@ -20,14 +20,9 @@ _T = TypeVar("_T")
 
 
 class Options(BaseModel):
-    """Base of all options, frozen and validated. Fields are numbers, booleans, texts or choices.
-
-    strength: name of the option that `spec` shows even at its default.
-    """
+    """Base of all options, frozen and validated. Fields are numbers, booleans, texts or choices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    strength: ClassVar[str] = ""
 
     @classmethod
     def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
@@ -39,12 +34,12 @@ class Options(BaseModel):
         parsed = {key: parse_value(fields[key], values[key]) for key in values}
         return validated(cls, parsed, f"{kind} {name}: ")
 
-    def spec(self, name: str) -> str:
+    def spec(self, name: str, strength: str = "") -> str:
         """Return the spec of `name`, with `strength` and all options that are not the default."""
         options, values = {}, dict(self)
         for option, field in type(self).model_fields.items():
             default = field.get_default(call_default_factory=True, validated_data=values)
-            if option == self.strength or values[option] != default:
+            if option == strength or values[option] != default:
                 options[option] = format_value(values[option])
         return format_spec(name, options)
 
