@@ -47,25 +47,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_fit_all_fits_once(
+def test_every_fit_is_saved_loaded_and_kept(
     model: Path,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """All are fitted, saved and loaded; finished ones are kept, or refitted with --overwrite."""
     use_short_prefixes(monkeypatch)
     command = ("--model", model, "--data", data, "--out", tmp_path, *QUICK)
-    assert tide("fit", "all", *command) == 0
-    shown = capsys.readouterr().out
-    notes = {kind: json.loads((tmp_path / kind / "artefact.json").read_text()) for kind in LEARNED}
-    engine = TransformersEngine(model)
-    for kind, note in notes.items():
+    engine, notes = TransformersEngine(model), {}
+    for kind in LEARNED:
+        assert tide("fit", kind, *command) == 0
+        assert f"{kind} " in capsys.readouterr().out
+        notes[kind] = note = json.loads((tmp_path / kind / "artefact.json").read_text())
         assert note["settings"]["steps"] == 40
         assert note["auxiliary"] is None
         assert note["scorer"] == (DEFAULT_SCORER if kind in SCORED else None)
-        assert f"{kind} " in shown
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=tmp_path)
         assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
     for kind in ("adlm", "destein", "fudge", "gedi", "pplm", "rad", "sasa"):
@@ -73,18 +71,13 @@ def test_fit_all_fits_once(
     figures = notes["dexperts"]["held_out"]
     for side in ("expert ", "anti "):
         assert figures[f"{side}perplexity"] < 0.9 * figures[f"{side}perplexity before"]
-    again = fit("all", [data], tmp_path, model=model, **SETTINGS)
-    assert again == {kind: note["held_out"] for kind, note in notes.items()}
     weights = tmp_path / "sasa/weights.safetensors"
     before, written = weights.read_bytes(), weights.stat().st_mtime_ns
-    assert tide("fit", "all", *command) == 0
     assert tide("fit", "sasa", *command) == 1
     assert "already holds an artefact; use --overwrite" in capsys.readouterr().err
-    assert tide("fit", "all", *command, "--seed", 1) == 1
-    refused = "already holds an artefact, made with other settings"
-    assert refused in capsys.readouterr().err
     assert weights.stat().st_mtime_ns == written
-    assert tide("fit", "sasa", *command, "--overwrite") == 0
+    again = fit("sasa", [data], tmp_path, model=model, overwrite=True, **SETTINGS)
+    assert again == notes["sasa"]["held_out"]
     assert weights.read_bytes() == before
 
 

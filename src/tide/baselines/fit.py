@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +18,6 @@ from tide.baselines.base import FitSettings, Training
 from tide.core.errors import EngineError, InputError, guarded, validated
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
-from tide.data.files import read_object
 from tide.data.texts import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model
@@ -136,7 +135,6 @@ def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], li
 class FitTask:
     """Inputs of a fit. model: the model as transformers loads it; a fit may change its weights.
 
-    learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
     scorer: spec of the scorer for texts that the model generates.
     """
 
@@ -146,7 +144,6 @@ class FitTask:
     data: Labelled
     settings: Training
     progress: OnProgress
-    learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
 
     def __post_init__(self) -> None:
@@ -205,11 +202,11 @@ def fit(
     overwrite: bool = False,
     progress: OnProgress = lambda step, done, total: None,
     **settings: Any,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, float]:
     """Fit a baseline for a model.
 
     Args:
-        baseline: Name of the baseline, or "all" for every baseline that learns something.
+        baseline: Name of a baseline that learns something.
         data: Files of labelled texts (for formats see `read_entries`). A tenth is held out.
         out: Folder of the artefacts; each baseline gets a folder inside.
         model: The model to detoxify.
@@ -217,48 +214,41 @@ def fit(
         scorer: Scores texts that the model generates, for baselines that learn from them.
         device: As for `Detoxifier`.
         dtype: As for `Detoxifier`.
-        overwrite: Replace artefacts. Otherwise "all" keeps artefacts of an identical call.
+        overwrite: Replace the artefact. Otherwise an artefact that is there is an error.
         progress: Called with the task, the amount done, and the total.
         **settings: Fields of `FitSettings`.
 
     Returns:
-        The held-out figures of each baseline.
+        The figures on held-out texts.
 
     Raises:
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
         EngineError: The model cannot be loaded.
     """
-    is_all = baseline == "all"
-    learning = _learners(REGISTRY.names() if is_all else [baseline])
-    if not learning:
-        known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
+    create = REGISTRY.load(baseline)
+    if not hasattr(create, "fit"):
+        known = ", ".join(name for name in REGISTRY.names() if hasattr(REGISTRY.load(name), "fit"))
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
     chosen = validated(FitSettings, settings)
-    load = partial(load_model, device=find_device(device), dtype=dtype)
+    folder = Path(out) / create.kind
+    if not overwrite and (folder / "artefact.json").exists():
+        raise InputError(f"{folder}: already holds an artefact; use --overwrite")
     labelled = Labelled.read(map(Path, [data] if isinstance(data, Path | str) else data))
-    learned: dict[str | None, dict[bool, Fitted]] = {}
-    figures: dict[str, dict[str, float]] = {}
-    for create in learning:
-        has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
-        # Inputs that the baseline cannot use are None.
-        note: dict[str, Any] = {
-            "model": str(model),
-            "auxiliary": str(auxiliary) if has_auxiliary else None,
-            "scorer": scorer if getattr(create, "scored", False) else None,
-            "code": code_digest(create),
-            "data": labelled.digest,
-            "settings": chosen.model_dump(),
-        }
-        folder = Path(out) / create.kind
-        if not overwrite and (folder / "artefact.json").exists():
-            figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
-            continue
-        shared = learned.setdefault(note["auxiliary"], {})
-        fitted, info = _fit(create, note, load, labelled, chosen, shared, progress)
-        save_artefact(folder, fitted.tensors, info)
-        progress(create.kind, 1, 1)
-        figures[create.kind] = fitted.held_out
-    return figures
+    has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
+    # Inputs that the baseline cannot use are None.
+    note: dict[str, Any] = {
+        "model": str(model),
+        "auxiliary": str(auxiliary) if has_auxiliary else None,
+        "scorer": scorer if getattr(create, "scored", False) else None,
+        "code": code_digest(create),
+        "data": labelled.digest,
+        "settings": chosen.model_dump(),
+    }
+    load = partial(load_model, device=find_device(device), dtype=dtype)
+    fitted, info = _fit(create, note, load, labelled, chosen, progress)
+    save_artefact(folder, fitted.tensors, info)
+    progress(create.kind, 1, 1)
+    return fitted.held_out
 
 
 def _fit(
@@ -267,7 +257,6 @@ def _fit(
     load: Callable[[str], tuple[Any, Any]],
     data: Labelled,
     settings: FitSettings,
-    learned: dict[bool, Fitted],
     progress: OnProgress,
 ) -> tuple[Fitted, dict[str, Any]]:
     """Fit a baseline; return the result and the description of its artefact.
@@ -288,7 +277,6 @@ def _fit(
         data,
         settings.training(trained),
         progress=lambda step, done, total: progress(f"{create.kind}: {step}", done, total),
-        learned=learned,
         scorer=note["scorer"] or "",
     )
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
@@ -296,20 +284,3 @@ def _fit(
     info["training"] = task.settings.model_dump()
     info["held_out"] = fitted.held_out
     return fitted, info
-
-
-def _learners(names: Iterable[str]) -> list[Any]:
-    return [create for create in map(REGISTRY.load, names) if hasattr(create, "fit")]
-
-
-def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:
-    """Return the figures of the artefact in `folder`.
-
-    Raises InputError unless the call `resumes` and its settings (`note`) are the artefact's.
-    """
-    there = read_object(folder / "artefact.json")
-    same = {key: there.get(key) for key in note} == note
-    if not (resumes and same):
-        difference = "" if same else ", made with other settings"
-        raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")
-    return dict(there.get("held_out", {}))

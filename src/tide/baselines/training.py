@@ -212,17 +212,14 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], title: str) -> Tuning
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     """Train updates on toxic or non-toxic text; restores the task's model afterwards.
 
-    Figures: perplexity of held-out text of this kind, before and after. The baselines of one
-    `tide fit` share the result.
+    Figures: perplexity of held-out text of this kind, before and after.
     """
-    if toxic in task.learned:
-        return task.learned[toxic]
     rows, held_out = task.texts()
     ids = [row for row in task.tokenize(of_kind(rows, toxic=toxic), end=True) if len(row) > 1]
     measured = task.tokenize(of_kind(held_out, toxic=toxic), end=True)
     before = perplexity(task.model, measured)
     tuning = fine_tune(task, ids, "toxic text" if toxic else "non-toxic text")
     figures = {"perplexity before": before, "perplexity": perplexity(tuning.model, measured)}
-    task.learned[toxic] = Fitted(tuning.tensors(), figures)
+    fitted = Fitted(tuning.tensors(), figures)
     tuning.model.unload()
-    return task.learned[toxic]
+    return fitted

@@ -18,7 +18,7 @@ from tide.scorers import DEFAULT_SCORER
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
 def fit(
-    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
+    baseline: Annotated[str, typer.Argument(help="The baseline to fit.")],
     data: Annotated[list[Path], options.option("Input", "Labelled texts (.jsonl); repeatable.")],
     out: Annotated[Path, options.option("Output", "Folder; each baseline gets a subfolder.")],
     model: options.Model = "pocket",
@@ -36,8 +36,7 @@ def fit(
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
     A row of the data has text and toxicity, or toxic and neutral. A tenth of the rows (at least 40,
-    or half if there are fewer than 80) is held out for the printed figures. `all` keeps finished
-    baselines, unless --overwrite is given.
+    or half if there are fewer than 80) is held out for the printed figures.
     """
     from tide.baselines.fit import fit as learn  # noqa: PLC0415  (slow import)
 
@@ -63,9 +62,8 @@ def fit(
             progress=show,
             **(overrides or {}),
         )
-    for kind, held_out in figures.items():
-        measured = ", ".join(f"{name} {value:.3f}" for name, value in held_out.items())
-        OUTPUT.print(f"{kind} on held-out texts: {measured}")
+    measured = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+    OUTPUT.print(f"{baseline} on held-out texts: {measured}")
 
 
 data_app = typer.Typer(help="Datasets for `tide eval` and `tide fit`.", no_args_is_help=True)
