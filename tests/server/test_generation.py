@@ -12,8 +12,9 @@ import pytest
 from tests.fakes import Babbler, FakeEngine, FakeScorer, RudeScorer
 from tests.server.running import BACKTRACK, MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
+from tide.core.errors import ScorerError
 from tide.detoxifier.sync import Detoxifier
-from tide.server import app
+from tide.server import policies
 from tide.server.limits import Limits
 from tide.server.policies import Mode
 
@@ -183,6 +184,7 @@ def test_start_without_the_language_detection(monkeypatch: pytest.MonkeyPatch) -
     def load() -> None:
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(app, "load_identifier", load)
-    with pytest.raises(FileNotFoundError), running(scorer=FakeScorer(languages=("en",))):
+    monkeypatch.setattr(policies, "load_identifier", load)
+    english = FakeScorer(languages=("en",))
+    with pytest.raises(ScorerError, match="temporary directory"), running(scorer=english):
         pass

@@ -53,6 +53,8 @@ _AHEAD = 2
 _NUMBERS = count()
 # Longer texts (in characters) are tokenised in a thread, because that takes a while.
 _LONG = 20_000
+# More messages are rendered in a thread also where no template renders them.
+_MANY = 100
 # Maximum characters per token. A text with more characters than the context times this number is
 # refused at once.
 _CHARACTERS = 64
@@ -204,8 +206,11 @@ class DetoxifierBase:
         if chat is None:
             text = self.engine.text_of(prompt)
         else:
-            # A chat template may be slow, and other prompts share this loop.
-            text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
+            if self.engine.in_process or len(chat.messages) > _MANY:
+                # A chat template may be slow, and other prompts share this loop.
+                text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
+            else:  # the server has the template
+                text = self.engine.text_of(chat)
             settings = settings.for_chat(self.engine.chat_sampling)
         if settings.server_fields is not None:
             settings = settings.for_server()

@@ -20,7 +20,6 @@ from tide.core.errors import TideError
 from tide.core.http import ANSWERS
 from tide.core.settings import Settings
 from tide.engines.openai.engine import OpenAIEngine
-from tide.scorers.languages import load_identifier
 from tide.server.answers import Refused, ReplyShape, Shape, limits_in
 from tide.server.gate import PLAYGROUND, VISIT, Gate, Visit
 from tide.server.generation import Serving
@@ -64,10 +63,6 @@ def create_app(
     monitor = monitor or Monitor(policies)
     serving = Serving(policies, name, monitor)
     proxy = Proxy(engine, serving, monitor) if isinstance(engine, OpenAIEngine) else None
-    # No variable keeps a scorer, which is closed once no policy uses it any more.
-    if any(policy.scorer.languages == ("en",) for policy in policies.table.policies.values()):
-        # For a second; the first answers would wait for it, or fail if no file can be written.
-        load_identifier()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

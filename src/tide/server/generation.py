@@ -313,7 +313,7 @@ class Serving:
                 if isinstance(item, Result) and self._passes_fields:
                     sent = await self._counted(sent, item)
                 scorer = calls[number].policy.scorer
-                sent.tide.update(await self.metrics.unread_language(sent.text, scorer))
+                sent.tide.update(self.metrics.unread_language(sent.text, scorer))
                 if isinstance(item, Result):
                     record_evaluation(item.best)
                 yield number, sent

@@ -26,6 +26,7 @@ from tide.detoxifier.presets import preset_name, preset_values
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, load_scorer
 from tide.scorers.base import ScorerWrapper, close_scorer, is_blank, is_nearly_empty
+from tide.scorers.languages import load_identifier
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers import MaxScorer
 from tide.search import resolve_settings
@@ -405,7 +406,10 @@ class Policies:
         if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(spec)
-            measured = MeasuredScorer(loaded, self.metrics)
+                measured = MeasuredScorer(loaded, self.metrics)
+                if measured.languages == ("en",):
+                    # For a second; the first answers would wait for it.
+                    load_identifier()
             self._scorers[key] = measured
             self._ends.append(finalize(measured, close_scorer, loaded))
         return measured

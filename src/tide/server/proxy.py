@@ -116,7 +116,7 @@ class Proxy:
                 self.monitor.fail(policy, number, choice, "the stream ended early")
                 continue
             self._metrics.add(draft)
-            await self._metrics.unread_language(draft.text, policy.scorer)
+            self._metrics.unread_language(draft.text, policy.scorer)
             entry = Entry(policy, number, choice)
             self.monitor.begin(entry, call.prompt, draft, call.settings)
 
