@@ -35,9 +35,6 @@ from tide.evaluation.tables import Table, slug
 _log = logger(__name__)
 _SLUG = 80  # maximum characters of a scorer's name in a file name
 _PARTS = Path(__file__).with_name("html")
-_NO_PERPLEXITY = (
-    "no figure: it needs the perplexity of two runs, which tide judge RUNS --reference MODEL adds"
-)
 _WORST = 20  # prompts whose texts are shown
 _BEFORE = "unmodified model"
 _DPI = 150
@@ -139,8 +136,6 @@ def report(
             for group in groups:
                 if figure := trade_off(group.summaries, group.sources):
                     figures[f"{group.prefix}trade-off"] = figure
-            if not figures:
-                _log.warning(_NO_PERPLEXITY)
         except MissingDependencyError as error:
             _log.warning("no figures: %s", error)
     whole = Report(groups, group_tables, figures)
