@@ -99,7 +99,7 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
         {"text": "", "toxicity": 0, "id": 7, "prompt": "p", "number": 1},
         {"text": " \n", "toxicity": 0, "id": 7, "prompt": "p", "number": 2},
         {"toxic": "silly", "neutral": ["odd", "strange"]},
-        {"toxic": "daft", "neutral": "unwise"},
+        {"toxic": "daft", "neutral": ["unwise"]},
         {"toxic": "dumb", "neutral": []},
     )
     assert list(read_entries([rows])) == [
@@ -124,7 +124,8 @@ def test_labelled_texts_pairs_and_trials(tmp_path: Path) -> None:
         ({"number": 0}, "text: Field required"),
         ({"toxic": "a"}, "neutral: Field required"),
         ({"toxic": "a", "neutral": ["b", ""]}, "neutral.1: is empty"),
-        ({"toxic": 3, "neutral": "b"}, "toxic: .*string"),
+        ({"toxic": 3, "neutral": ["b"]}, "toxic: .*string"),
+        ({"toxic": "a", "neutral": "b"}, "neutral: .*list"),
     ],
 )
 def test_invalid_labels_are_named(tmp_path: Path, row: Any, message: str) -> None:

@@ -209,16 +209,13 @@ def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
     """Yield the rows of .jsonl files, plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`), a trial of a run, or a pair (`toxic`, and
-    `neutral`: a text or a list of texts). Rows with an empty text are left out: it has no token to
-    learn from. A pair without neutral texts yields its toxic text.
+    `neutral`: a list of texts). Rows with an empty text are left out: it has no token to learn
+    from. A pair without neutral texts yields its toxic text.
     Raises InputError, with the row's line, for any other row.
     """
     for path in paths:
         for where, row in read_objects(path):
             if "toxic" in row:
-                neutral = row.get("neutral")
-                if isinstance(neutral, str):
-                    row["neutral"] = [neutral]
                 pair = parsed(Pair, row, where)
                 yield pair if pair.neutral else pair.texts[0]
             elif not isinstance(text := row.get("text"), str) or text.strip():
