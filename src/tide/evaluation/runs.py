@@ -38,7 +38,7 @@ _WAY_OUT = "write elsewhere, or start again with --overwrite (in Python overwrit
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
-    *(("num_prompts",), ("benchmark", "prompts"), ("scorer", "spec"), ("reference_weights",)),
+    *(("num_prompts",), ("scorer", "spec")),
 }
 
 
