@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests import command
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
-from tide.cli.serve import _limit_threads, _listening, _logging_as_json
+from tide.cli.serve import _limit_threads, _listening, _log_as_json
 from tide.core.errors import InputError
 from tide.core.sanitize import hide, logger
 
@@ -95,6 +95,18 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.fixture
+def restored_logs() -> Iterator[None]:
+    logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
+    before = [(log.handlers, log.level, log.propagate) for log in logs]
+    yield
+    logging.getLogger().removeHandler(logs[0].handlers[0])
+    for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored_logs")
 @pytest.mark.parametrize(
     ("chosen", "passed"),
     [((), {"deadline": 600.0, "a": "b c"}), (("--engine-option", "deadline=30"), {"deadline": 30})],
@@ -127,11 +139,12 @@ def test_serve_uses_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["OMP_NUM_THREADS"] == used
 
 
+@pytest.mark.usefixtures("restored_logs")
 def test_log_lines_are_json_without_keys(capsys: pytest.CaptureFixture[str]) -> None:
     hide("sk-in-no-other-test")
-    with _logging_as_json({"loading": "x" * 5000}):
-        logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
-        logging.getLogger("asyncio").error("failed:\n%s", "sk-in-no-other-test")
+    _log_as_json({"loading": "x" * 5000})
+    logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
+    logging.getLogger("asyncio").error("failed:\n%s", "sk-in-no-other-test")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in lines] == ["info", "info", "error"]
     assert lines[-1]["message"] == "failed: ***"

@@ -16,8 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -151,7 +150,7 @@ def serve(
     # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))
-        stack.enter_context(_logging_as_json(loading))
+        _log_as_json(loading)
         if _supervises(workers, listener):
             return
         table = Policies(line, policies, limits=bounds, keys=keys)
@@ -303,27 +302,16 @@ class _Json(logging.Formatter):
         return json.dumps(head | content)
 
 
-@contextmanager
-def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
-    """Log as JSON within the block. loading: the first message."""
+def _log_as_json(loading: dict[str, Any]) -> None:
+    """Log as JSON from now on. loading: the first message."""
     handler = logging.StreamHandler()
     handler.setFormatter(formatter := _Json())
     format_last_lines(formatter)
-    root = logging.getLogger()
-    root.addHandler(handler)  # of libraries, warnings
-    logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]
-    before = [(log.handlers, log.level, log.propagate) for log in logs]
-    for log in logs:
+    logging.getLogger().addHandler(handler)  # of libraries, warnings
+    for log in map(logging.getLogger, ("tide", "uvicorn")):
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
     logger("tide.server").info(json.dumps(loading))
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
-            log.handlers, log.propagate = handlers, propagate
-            log.setLevel(level)
 
 
 # Several processes of a gateway, which share one listening socket (--workers).
