@@ -25,7 +25,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local.cache import Beginning, Pair
 from tide.engines.local.sampler import Sampler, noise_keys
-from tide.engines.local.stream import Forward, Stream, not_finite
+from tide.engines.local.stream import NOT_FINITE, Forward, Stream
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
 _SHORT = 256
@@ -298,7 +298,7 @@ class Batch:
                     row.take(token, stop_ids)
                 elif not row.ended:
                     row.ended = True
-                    problem = f"for this prompt the model's {not_finite(row.x.dtype)}"
+                    problem = f"for this prompt the model's {NOT_FINITE}"
                     row.pieces.put_nowait(CompletionError(problem))
 
             # 3. End texts that have reached a stop string; every few tokens, since looking is slow.

@@ -23,7 +23,7 @@ from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Row, packed
 from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.stream import Forward, Stream, cache_in, left_pad, not_finite
+from tide.engines.local.stream import NOT_FINITE, Forward, Stream, cache_in, left_pad
 from tide.plugins.options import checked
 
 _LOG = logger(__name__)
@@ -204,7 +204,7 @@ class TransformersEngine(EmbeddingEngine):
             if cache_in(by_ids) is None:
                 raise EngineError(f"model {self.name}: has no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
-                raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
+                raise EngineError(f"model {self.name}: its {NOT_FINITE}")
             worst = float((by_ids.logits - by_embeddings.logits).abs().max())
             if not worst <= 1e-2 * max(1.0, float(by_ids.logits.abs().max())):
                 problem = "token ids and their embeddings give different logits"

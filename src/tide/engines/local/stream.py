@@ -21,6 +21,8 @@ from tide.engines.local.cache import KeyValueCache, Pair
 
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+# The end of an error message.
+NOT_FINITE = "logits are NaN or infinite; are its weights broken, or is its dtype float16?"
 
 
 class Forward:
@@ -77,13 +79,6 @@ def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     A GPU multiplies such a view row by row, and reads the weights of the output layer each time.
     """
     return tuple(x.contiguous() for x in inputs)
-
-
-def not_finite(dtype: torch.dtype) -> str:
-    """Return the error message for a model whose logits are not finite."""
-    if dtype is torch.float16:
-        return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
-    return "logits are NaN or infinite; are its weights broken?"
 
 
 def cache_in(out: Any) -> Any:
