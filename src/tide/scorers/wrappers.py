@@ -184,11 +184,13 @@ _LONGEST = 64  # maximum code points of a word, as a letter may have any number 
 
 
 class WindowedScorer(ScorerWrapper):
-    """Scores windows of `words` words that overlap by half; the highest score counts.
+    """Scores windows of 100 words that overlap by half; the highest score counts.
 
     Use it for scorers that truncate long texts or average a short insult away. A text of at most
-    `words` words is scored whole. Two characters of a script without spaces count as a word, and so
-    do every 8 characters of a word of more than 24. Every window of an answer keeps its context.
+    100 words is scored whole. Two characters of a script without spaces count as a word, and so do
+    every 8 characters of a word of more than 24. Every window of an answer keeps its context.
+
+    words: length of a window.
     """
 
     def __init__(self, scorer: Scorer, words: int = 100) -> None:
