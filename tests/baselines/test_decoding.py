@@ -104,17 +104,14 @@ def test_dropped_candidates_are_not_read(gpt2: World) -> None:
             assert row.forward_tokens == once + draws
 
 
-def test_default_order_of_rad_and_alpha_of_destein(world: World) -> None:
-    """RAD's order from its normalisation, DeStein's alpha from the architecture."""
+def test_default_order_of_rad_follows_its_normalisation(gpt2: World) -> None:
     for spec, order in (
         ("rad:beta=50", "warp-shift"),
         ("rad:beta=50,normalize=clamp", "shift-warp"),
         ("rad:beta=50,normalize=clamp,order=warp-shift", "warp-shift"),
     ):
-        loaded = world.load(spec)
+        loaded = gpt2.load(spec)
         assert (loaded.name, loaded.config()["order"]) == (spec, order)
-    alpha = {"gpt2": 0.4}.get(world.engine.model.config.model_type, 0.3)
-    assert world.load("destein").name == f"destein:alpha={alpha}"
 
 
 def test_labels_of_sasa_choose_the_classifier(gpt2: World) -> None:

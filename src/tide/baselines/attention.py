@@ -189,14 +189,10 @@ _LAST = 8  # number of final tokens of a text, whose mean represents the text
 _PAIRS = 20
 _PROBED = 0.8  # share of the pairs that the probes learn from
 _HELD_OUT = 200
-# The authors' alpha for some architectures, and for all other architectures.
-_ALPHAS, _ALPHA = {"gpt2": 0.4}, 0.3
 
 
 class DesteinOptions(Options):
-    alpha: Strength | None = Field(
-        default=None, description="Step length; by default 0.4 for GPT-2, 0.3 for other models."
-    )
+    alpha: Strength = Field(default=0.3, description="Step length; the authors' is 0.4 for GPT-2.")
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
@@ -216,12 +212,6 @@ class Destein(DecodingBaseline):
     options_class = DesteinOptions
     options: DesteinOptions
 
-    def resolved_options(self, options: Options) -> Any:
-        if getattr(options, "alpha", None) is not None:
-            return options
-        alpha = _ALPHAS.get(self.engine.model.config.model_type, _ALPHA)
-        return options.model_copy(update={"alpha": alpha})
-
     def drawn_from(self) -> Reader:
         if not self.options.alpha:
             return super().drawn_from()
@@ -231,7 +221,7 @@ class Destein(DecodingBaseline):
         return self.reader(self.engine.model, hooks=hooks)
 
     def _steer(self, vectors: Tensor, layer: int, added: Tensor) -> Tensor:
-        moved = steer(added.float(), vectors[layer], self.options.alpha or 0.0)
+        moved = steer(added.float(), vectors[layer], self.options.alpha)
         return moved.to(added.dtype)
 
     @staticmethod

@@ -96,15 +96,11 @@ class DecodingBaseline:
         if not isinstance(engine, TransformersEngine):
             raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")
         self.engine = engine
-        self.options = self.resolved_options(options)
+        self.options = options
         strength = next(iter(self.options_class.model_fields), "")
         self.name = self.options.spec(self.kind, strength)
         if kind := self.artefact_kind():
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
-
-    def resolved_options(self, options: Options) -> Any:
-        """Return `options` with the defaults that depend on the engine's model filled in."""
-        return options
 
     def config(self) -> dict[str, Any]:
         return {
