@@ -14,9 +14,9 @@ from tests.baselines.plain import World
 from tests.models import save_causal_lm
 from tide.baselines import REGISTRY, load_baseline
 from tide.baselines.artefacts import fit_width, load_artefact, save_artefact
-from tide.baselines.base import Generated
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
+from tide.engines.base import Completion
 from tide.engines.checkpoint import fingerprint
 
 ALL = sorted(name for name in REGISTRY.names() if hasattr(REGISTRY.load(name), "fit"))
@@ -41,7 +41,7 @@ def test_artefact_of_another_model_or_missing_is_refused(gpt2: World, tmp_path: 
             load_baseline("rad", gpt2.engine, artefacts=artefacts)
 
 
-def write_with(world: World, kind: str, artefacts: Path) -> list[Generated]:
+def write_with(world: World, kind: str, artefacts: Path) -> list[Completion]:
     baseline = load_baseline(kind, world.engine, artefacts=artefacts)
     return baseline.generate(["kind"], Sampling(temperature=0.0, max_new_tokens=4), [0])
 

@@ -26,7 +26,7 @@ DRAWN = Sampling(temperature=0.8, top_p=0.5, max_new_tokens=6)
 
 
 def tokens(baseline: Baseline, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
-    return [g.completion.token_ids for g in baseline.generate(prompts, sampling, seeds)]
+    return [g.token_ids for g in baseline.generate(prompts, sampling, seeds)]
 
 
 def base(world: World, prompts: list[str], sampling: Sampling, seeds: list[int]) -> list:
@@ -86,11 +86,11 @@ def test_forward_tokens_of_each_baseline(
     ids = gpt2.engine.tokenize(PROMPTS)
     written = baseline.generate(PROMPTS, GREEDY, SEEDS)
     for i, row in enumerate(written):
-        draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
+        draws = len(row.token_ids) + (row.finish_reason == "stop")
         expected = per_prompt_token * len(ids[i]) + once + per_draw * draws
-        assert row.forward_tokens == expected + per_token * (draws - 1)
-        assert (row.evaluations, row.scorer_calls) == (1, 0)
-        assert baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]]) == [row]
+        assert row.read_tokens == expected + per_token * (draws - 1)
+        (alone,) = baseline.generate([PROMPTS[i]], GREEDY, [SEEDS[i]])
+        assert (alone, alone.read_tokens) == (row, row.read_tokens)
 
 
 def test_dropped_candidates_are_not_read(gpt2: World) -> None:
@@ -99,9 +99,9 @@ def test_dropped_candidates_are_not_read(gpt2: World) -> None:
     sampling = DRAWN.model_copy(update={"top_p": 1e-6})
     for spec, per_prompt_token, per_token in (("sasa:candidates=8", 1, 0), ("rad", 2, 1)):
         for i, row in enumerate(gpt2.load(spec).generate(PROMPTS, sampling, SEEDS)):
-            draws = len(row.completion.token_ids) + (row.completion.finish_reason == "stop")
+            draws = len(row.token_ids) + (row.finish_reason == "stop")
             once = per_prompt_token * len(ids[i]) + per_token * (draws - 1)
-            assert row.forward_tokens == once + draws
+            assert row.read_tokens == once + draws
 
 
 def test_default_order_of_rad_follows_its_normalisation(gpt2: World) -> None:

@@ -32,7 +32,7 @@ ONE_OF_EACH_LANE = (
 
 def written(baseline: Any, prompts: list[str], seeds: list[int]) -> list[tuple[Any, int]]:
     rows = baseline.generate(prompts, SAMPLING, seeds)
-    return [(row.completion, row.forward_tokens) for row in rows]
+    return [(row, row.read_tokens) for row in rows]
 
 
 def run_together(baseline: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_row_with_nan_fails_alone(
     sampling = Sampling(temperature=0.0, max_new_tokens=9)
     token = llama.engine.tokenize(["z"])[0][-1]
     expected = baseline.generate(prompts, sampling, seeds)
-    assert not any(token in row.completion.token_ids for row in expected)
+    assert not any(token in row.token_ids for row in expected)
     others = getattr(baseline.lanes(), "keywords", {}).get("readers", [])
     for reader in (baseline.drawn_from(), *others):
         table = reader.model.get_input_embeddings().weight.data

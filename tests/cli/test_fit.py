@@ -65,7 +65,7 @@ def test_every_fit_is_saved_loaded_and_kept(
         assert note["auxiliary"] is None
         assert note["scorer"] == (DEFAULT_SCORER if kind in SCORED else None)
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=tmp_path)
-        assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
+        assert baseline.generate(["The weather"], SAMPLING, [0])[0].token_ids
     for kind in ("adlm", "destein", "fudge", "gedi", "pplm", "rad", "sasa"):
         assert notes[kind]["held_out"]["auc"] > 0.8
     figures = notes["dexperts"]["held_out"]
@@ -100,7 +100,7 @@ def test_fit_of_an_auxiliary_model(
     assert capsys.readouterr().err.endswith("\nfinished rad\n")
     assert json.loads((out / "rad/artefact.json").read_text())["auxiliary"] == str(small)
     baseline = load_baseline("rad", TransformersEngine(model), artefacts=out)
-    assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
+    assert baseline.generate(["The weather"], SAMPLING, [0])[0].token_ids
     other = save_causal_lm(tmp_path / "other", "gpt2", word_marks=True)
     assert tide("fit", "gedi", *command, "--auxiliary", other) == 1
     assert "does not have the model's vocabulary" in capsys.readouterr().err

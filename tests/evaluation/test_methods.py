@@ -8,7 +8,6 @@ import pytest
 from tests.evaluation.runs import column
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
-from tide.baselines.base import Generated
 from tide.baselines.decoding import DecodingBaseline
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Settings
@@ -56,9 +55,9 @@ class HalfBaseline:
     def config(self) -> dict[str, Any]:
         return {}
 
-    def generate(self, prompts: Sequence[str], *_: Any) -> list[Generated | TideError]:
+    def generate(self, prompts: Sequence[str], *_: Any) -> list[Completion | TideError]:
         self.prompts = prompts
-        written = Generated(Completion("toxicity 0", (1,), "stop"), 1, 0, 0)
+        written = Completion("toxicity 0", (1,), "stop", read_tokens=7)
         return [CompletionError("broken") if p == PROMPTS[1] else written for p in prompts]
 
 
@@ -72,6 +71,8 @@ def test_baseline_prompt_fails_alone() -> None:
     for outcome in outcomes.values():
         assert isinstance(outcome, Record)
         assert column(outcome, "text") == ["toxicity 0"] * 2
+        for field, count in {"evaluations": 1, "forward_tokens": 7, "scorer_calls": 0}.items():
+            assert column(outcome, field) == [count] * 2
     assert baseline.prompts == [prompt for prompt in PROMPTS for _ in range(2)]
 
 
@@ -83,7 +84,7 @@ def test_seconds_of_a_baseline_do_not_hold_the_loading_of_its_models(
     class LoadingBaseline(HalfBaseline, DecodingBaseline):
         def __init__(self) -> None: ...
 
-        def generate(self, prompts: Sequence[str], *_: Any) -> list[Generated | TideError]:
+        def generate(self, prompts: Sequence[str], *_: Any) -> list[Completion | TideError]:
             clock[0] += costs.pop(0)
             return super().generate(prompts)
 
@@ -98,8 +99,11 @@ def test_seconds_of_a_baseline_do_not_hold_the_loading_of_its_models(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda prompts: [" fine"] * len(prompts), "`generate` must return a `Generated` or an"),
-        (lambda prompts: [CompletionError("broken")], "`generate` must return a `Generated` or an"),
+        (lambda prompts: [" fine"] * len(prompts), "`generate` must return a `Completion` or"),
+        (
+            lambda prompts: [CompletionError("broken")],
+            "`generate` must return a `Completion` or",
+        ),
         (lambda prompts: prompts["x"], "baseline half: failed: TypeError"),
     ],
     ids=["texts", "too few", "fails"],

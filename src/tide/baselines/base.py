@@ -6,7 +6,6 @@ Defines their protocol, the bounds of common options, and the settings of `tide 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,21 +37,6 @@ class ScaleOptions(Options):
     )
 
 
-@dataclass(frozen=True)
-class Generated:
-    """One completion of a baseline, and its cost.
-
-    evaluations: number of completions generated to obtain this completion. forward_tokens: number
-    of prompt and completion tokens read in all passes of the model and of auxiliary models, until
-    the completion ended. scorer_calls: number of texts sent to the scorer.
-    """
-
-    completion: Completion
-    evaluations: int
-    forward_tokens: int
-    scorer_calls: int
-
-
 @runtime_checkable
 class Baseline(Protocol):
     """A detoxification system. name: normalised spec, for records.
@@ -68,9 +52,10 @@ class Baseline(Protocol):
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated | TideError]:
+    ) -> list[Completion | TideError]:
         """Complete the prompts, in order; each completion depends only on its prompt and seed.
 
+        Its `read_tokens` is the number of tokens that all models read, auxiliary ones included.
         A prompt that cannot be completed gives its error, an InputError or CompletionError.
         Raises EngineError, and the scorer's errors.
         """

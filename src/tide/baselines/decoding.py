@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from tide.baselines.artefacts import Artefact, load_artefact, load_sibling, merge_updates
-from tide.baselines.base import Generated, Options
+from tide.baselines.base import Options
 from tide.baselines.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.settings import Sampling
-from tide.engines.base import Piece, Request, Token
+from tide.engines.base import Completion, Piece, Request, Token
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, HasStopped
 from tide.engines.local.engine import TransformersEngine
@@ -165,7 +165,7 @@ class DecodingBaseline:
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated | TideError]:
+    ) -> list[Completion | TideError]:
         """See `Baseline.generate`."""
         requests = [
             self._request(prompt, sampling, seed)
@@ -184,7 +184,7 @@ class DecodingBaseline:
                 self.engine.has_stopped,
                 max(1, self.engine.max_batch // widest),
             )
-            return [self._generated(outcome, sampling) for outcome in written]
+            return [self._completion(outcome, sampling) for outcome in written]
 
     def _request(self, prompt: str, sampling: Sampling, seed: int) -> Request | TideError:
         """Return the request of a prompt, or the error of a prompt that cannot be used."""
@@ -196,13 +196,12 @@ class DecodingBaseline:
             return error
         return request
 
-    def _generated(self, outcome: Piece | TideError, sampling: Sampling) -> Generated | TideError:
+    def _completion(self, outcome: Piece | TideError, sampling: Sampling) -> Completion | TideError:
         if isinstance(outcome, TideError):
             return outcome
         assert outcome.finish_reason is not None
         ids, read = list(outcome.token_ids), outcome.read_tokens or 0
-        completion = self.engine.completion(ids, outcome.finish_reason, read, sampling)
-        return Generated(completion, 1, completion.read_tokens, 0)
+        return self.engine.completion(ids, outcome.finish_reason, read, sampling)
 
     def close(self) -> None:
         """Free the auxiliary models, which the next call loads again; the engine stays open."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import load_baseline, read_baseline
-from tide.baselines.base import Baseline, Generated
+from tide.baselines.base import Baseline
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded, unknown
 from tide.core.fingerprints import code_digest
@@ -24,7 +24,7 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
-from tide.engines.base import Engine, name_of
+from tide.engines.base import Completion, Engine, name_of
 from tide.evaluation.benchmarks import Protocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -153,56 +153,56 @@ class BaselineMethod:
                 prompts.append(text)
                 seeds.append(derive_seed(trial_seed, "sampling", 0))
         outcomes = iter(self._generated(prompts, seeds))
-        written: list[tuple[Row, str, list[Generated]]] = []
+        written: list[tuple[Row, str, list[Completion]]] = []
         for row, text in asked:
             of_row = list(itertools.islice(outcomes, len(trials)))
-            generated = [outcome for outcome in of_row if isinstance(outcome, Generated)]
-            if len(generated) == len(trials):
-                written.append((row, text, generated))
+            completions = [outcome for outcome in of_row if isinstance(outcome, Completion)]
+            if len(completions) == len(trials):
+                written.append((row, text, completions))
             else:
                 yield row, next(e for e in of_row if isinstance(e, TideError))
 
         # 2. Score.
         groups = [
-            [Exchange(row.asked, generation.completion.text) for generation in generated]
-            for row, _, generated in written
+            [Exchange(row.asked, completion.text) for completion in completions]
+            for row, _, completions in written
         ]
         scored = score_groups(self._scorer, groups, is_nearly_empty)
         seconds = (time.perf_counter() - started) / max(1, len(prompts))
 
         # 3. Record.
-        for (row, text, generated), scores in zip(written, scored, strict=True):
+        for (row, text, completions), scores in zip(written, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
             records = [
                 TrialRecord(
                     number=trial,
-                    text=generation.completion.text,
+                    text=completion.text,
                     toxicity=scores[i].value,
                     attributes=dict(scores[i].attributes),
                     empty=scores[i].unscored,
-                    evaluations=generation.evaluations,
-                    rounds=generation.evaluations,
-                    num_tokens=len(generation.completion.token_ids),
-                    finish_reason=generation.completion.finish_reason,
-                    generated_tokens=len(generation.completion.token_ids),
-                    forward_tokens=generation.forward_tokens,
-                    scorer_calls=generation.scorer_calls,
+                    evaluations=1,
+                    rounds=1,
+                    num_tokens=len(completion.token_ids),
+                    finish_reason=completion.finish_reason,
+                    generated_tokens=len(completion.token_ids),
+                    forward_tokens=completion.read_tokens,
+                    scorer_calls=0,
                     seconds=seconds,
                 )
-                for i, (trial, generation) in enumerate(zip(trials, generated, strict=True))
+                for i, (trial, completion) in enumerate(zip(trials, completions, strict=True))
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
             yield row, Record(id=row.id, prompt=text, trials=records, **about)
 
-    def _generated(self, prompts: list[str], seeds: list[int]) -> list[Generated | TideError]:
+    def _generated(self, prompts: list[str], seeds: list[int]) -> list[Completion | TideError]:
         """Run the baseline. Raises EngineError if it fails, or breaks its protocol."""
         with guarded(EngineError, f"baseline {self._baseline.name}: failed"):
             generated = list(self._baseline.generate(prompts, self.settings, seeds))
-        valid = all(isinstance(outcome, Generated | TideError) for outcome in generated)
+        valid = all(isinstance(outcome, Completion | TideError) for outcome in generated)
         if not valid or len(generated) != len(prompts):
-            problem = "`generate` must return a `Generated` or an error for each prompt"
+            problem = "`generate` must return a `Completion` or an error for each prompt"
             raise EngineError(f"baseline {self._baseline.name}: {problem}")
         return generated
 
