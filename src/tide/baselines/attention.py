@@ -229,9 +229,9 @@ class Destein(DecodingBaseline):
         """Compute directions (layers, hidden): weighted mean differences of toxic and neutral text.
 
         There are 20 pairs of texts, and each text follows a prefix that names its kind. The slice
-        of a head is multiplied by 1 + the accuracy of the head's probe. Figures: AUC of held-out
-        texts (without prefix) by their similarity to the directions, and the mean accuracy of the
-        probes. Raises InputError for too few pairs.
+        of a head is multiplied by 1 + the accuracy of the head's probe. Figure: AUC of held-out
+        texts (without prefix) by their similarity to the directions. Raises InputError for too few
+        pairs.
         """
         pairs = task.train.pairs[:_PAIRS]
         if len(pairs) < _PAIRS:
@@ -252,11 +252,8 @@ class Destein(DecodingBaseline):
         labels = [True] * len(held_out) + [False] * len(held_out)
         # All layers have the same weight, as in the steering rule.
         similarity = cosine_similarity(_means(task, texts), directions, dim=-1).mean(dim=-1)
-        figures = {
-            "auc": roc_auc_score(labels, similarity.tolist()),
-            "probes": float(weights.mean()) - 1,
-        }
-        return Fitted({"directions": directions}, figures)
+        auc = roc_auc_score(labels, similarity.tolist())
+        return Fitted({"directions": directions}, {"auc": auc})
 
 
 def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
