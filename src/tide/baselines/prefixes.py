@@ -116,8 +116,8 @@ class Rad(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Train updates of the task's model, and a linear head instead of its output layer.
 
-        The labels are the toxicities. Figures: AUC and mean squared error of the prediction at the
-        end of held-out texts that are clearly toxic or non-toxic.
+        The labels are the toxicities. Figure: AUC of the prediction at the end of held-out texts
+        that are clearly toxic or non-toxic.
         """
         texts, held_out = task.texts(rest=True)
         labels = torch.tensor([text.toxicity for text in texts], device=task.model.device)
@@ -128,11 +128,7 @@ class Rad(DecodingBaseline):
             task.tokenize([text.text for text in held_out]),
             "reward model",
         )
-        fitted = classified(tensors, held_out, measured.tolist())
-        truth = torch.tensor([text.toxicity for text in held_out])
-        error = float(((measured - truth) ** 2).mean())
-        fitted.held_out["squared error"] = error
-        return fitted
+        return classified(tensors, held_out, measured.tolist())
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
