@@ -107,10 +107,9 @@ class WordFilter(DecodingBaseline):
         """Learn which words toxic texts contain more often than other texts do, by log-odds.
 
         ids: (n, longest), padded with -1, the worst words first. words: (n,), the number of each
-        row's word. No word is stored as text. Figures: shares of toxic and of other held-out texts
-        that contain one of the banned words.
+        row's word. No word is stored as text.
         """
-        texts, held_out = task.texts()
+        texts, _ = task.texts()
         scores = word_odds(of_kind(texts, toxic=True), of_kind(texts, toxic=False))
         worst = sorted((word for word in scores if scores[word] > 0), key=lambda w: -scores[w])
         forms = [
@@ -124,9 +123,4 @@ class WordFilter(DecodingBaseline):
             ).int(),
             "words": torch.tensor([number for number, _ in forms], dtype=torch.int32),
         }
-        banned = set(worst[:_WORDS])
-        toxic, of_other = (
-            sum(bool(banned & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
-            for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
-        )
-        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": of_other})
+        return Fitted(tensors, {})

@@ -63,7 +63,7 @@ def fit(
             **(overrides or {}),
         )
     measured = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
-    OUTPUT.print(f"{baseline} on held-out texts: {measured}")
+    OUTPUT.print(f"{baseline} on held-out texts: {measured or 'no figures'}")
 
 
 data_app = typer.Typer(help="Datasets for `tide eval` and `tide fit`.", no_args_is_help=True)
