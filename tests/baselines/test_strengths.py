@@ -92,7 +92,7 @@ def test_every_number_of_a_baseline_has_bounds(gpt2: World, kind: str, name: str
 
 
 @pytest.mark.parametrize("name", FitSettings.model_fields)
-def test_every_setting_of_a_fit_has_bounds(name: str) -> None:
-    for value in (1e300, 10**30, -1, math.nan, math.inf, "x"):
+def test_every_setting_of_a_fit_is_a_positive_number(name: str) -> None:
+    for value in (-1, math.nan, "x"):
         with pytest.raises(InputError, match=name):
             validated(FitSettings, {name: value})

@@ -75,35 +75,28 @@ class FitSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # The upper bounds exceed any training that fits into memory or ends within days.
     steps: int | None = Field(
         default=None,
         ge=1,
-        le=1_000_000,
         description="Maximum steps of each training; the default depends on the model's size.",
     )
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts per step.")
+    batch_size: int = Field(default=32, ge=1, description="Texts per step.")
     learning_rate: float | None = Field(
         default=None,
         gt=0,
-        le=1,
         description="Peak learning rate of AdamW; the default depends on the model's size.",
     )
     rank: int | None = Field(
         default=None,
         ge=1,
-        le=4_096,
         description="LoRA rank; the default depends on the model's size.",
     )
     max_tokens: int | None = Field(
         default=None,
         ge=8,
-        le=1_000_000,
         description="Maximum tokens of a text; the default depends on the model's size.",
     )
-    max_texts: int = Field(
-        default=50_000, ge=40, le=100_000_000, description="Maximum texts to train on."
-    )
+    max_texts: int = Field(default=50_000, ge=40, description="Maximum texts to train on.")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of data split, order and initial weights."
     )
