@@ -66,8 +66,8 @@ class Baseline(Protocol):
 
 # Defaults of a fit for models of up to 30 million parameters, and for larger models.
 _SMALL = 3e7
-_OF_SMALL: dict[str, Any] = {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}
-_OF_LARGE: dict[str, Any] = {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}
+_OF_SMALL: dict[str, Any] = {"steps": 500, "learning_rate": 2e-3, "rank": 32}
+_OF_LARGE: dict[str, Any] = {"steps": 3_000, "learning_rate": 2e-4, "rank": 64}
 
 
 class FitSettings(BaseModel):
@@ -91,11 +91,7 @@ class FitSettings(BaseModel):
         ge=1,
         description="LoRA rank; the default depends on the model's size.",
     )
-    max_tokens: int | None = Field(
-        default=None,
-        ge=8,
-        description="Maximum tokens of a text; the default depends on the model's size.",
-    )
+    max_tokens: int = Field(default=128, ge=8, description="Maximum tokens of a text.")
     max_texts: int = Field(default=50_000, ge=40, description="Maximum texts to train on.")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of data split, order and initial weights."
@@ -114,4 +110,3 @@ class Training(FitSettings):
     steps: int
     learning_rate: float
     rank: int
-    max_tokens: int
