@@ -235,11 +235,10 @@ def fit(
         raise InputError(f"{folder}: already holds an artefact; use --overwrite")
     labelled = Labelled.read(map(Path, [data] if isinstance(data, Path | str) else data))
     has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
-    # Inputs that the baseline cannot use are None.
     note: dict[str, Any] = {
         "model": str(model),
         "auxiliary": str(auxiliary) if has_auxiliary else None,
-        "scorer": scorer if getattr(create, "scored", False) else None,
+        "scorer": scorer,
         "code": code_digest(create),
         "data": labelled.digest,
         "settings": chosen.model_dump(),
@@ -277,7 +276,7 @@ def _fit(
         data,
         settings.training(trained),
         progress=lambda step, done, total: progress(f"{create.kind}: {step}", done, total),
-        scorer=note["scorer"] or "",
+        scorer=note["scorer"],
     )
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
         fitted: Fitted = create.fit(task)

@@ -72,7 +72,6 @@ class Quark(DecodingBaseline):
 
     kind = "quark"
     options_class = ScaleOptions
-    scored = True
     options: ScaleOptions
 
     def drawn_from(self) -> Reader:
@@ -172,7 +171,6 @@ class Rectification(DecodingBaseline):
 
     kind = "rectification"
     options_class = ScaleOptions
-    scored = True
     options: ScaleOptions
 
     def lanes(self) -> MakeLane:
