@@ -46,7 +46,7 @@ def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit_task(model: Any, tokenizer: Any, data: Labelled, settings: FitSettings) -> FitTask:
     training = settings.training(model)
-    return FitTask("tiny", tokenizer, model, data, training, lambda *_: None, scorer="judge")
+    return FitTask(tokenizer, model, data, training, lambda *_: None, scorer="judge")
 
 
 def make_world(path: Path, kind: str) -> World:

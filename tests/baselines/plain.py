@@ -193,7 +193,7 @@ class World:
 
     def hooked(self, register: str, hook: Callable[[int], Any], ids: list[int]) -> Tensor:
         """The next-token logits, with `hook(i)` at the i-th attention output projection."""
-        modules = enumerate(find_heads(self.model, "tiny").projections)
+        modules = enumerate(find_heads(self.model).projections)
         handles = [getattr(module, register)(hook(i)) for i, module in modules]
         logits = self.next(self.model, ids)
         for handle in handles:

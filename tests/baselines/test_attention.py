@@ -28,7 +28,7 @@ PROJECTIONS = {
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_heads_of_every_architecture(kind: str) -> None:
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
-    heads = find_heads(model, kind)
+    heads = find_heads(model)
     expected = [model.get_submodule(PROJECTIONS[kind].format(i)) for i in range(2)]
     assert list(heads.projections) == expected
     merged = torch.arange(32.0).view(1, 1, 32)
@@ -52,8 +52,8 @@ def test_heads_of_every_architecture(kind: str) -> None:
 
 def test_find_heads_refuses_unknown_layout() -> None:
     model = AutoModelForCausalLM.from_config(MAMBA)
-    with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each layer"):
-        find_heads(model, "mamba")
+    with pytest.raises(EngineError, match="model: reversal and destein do not know its layers"):
+        find_heads(model)
 
 
 def test_destein_learns_from_its_texts_after_prefixes_of_max_tokens(

@@ -92,7 +92,7 @@ class Heads:
                 handle.remove()
 
 
-def find_heads(model: Any, name: str) -> Heads:
+def find_heads(model: Any) -> Heads:
     """Find the attention heads of `model`. Raises EngineError for an unknown layer layout."""
     config = model.config.get_text_config()
     stacks = [
@@ -108,10 +108,7 @@ def find_heads(model: Any, name: str) -> Heads:
         projections = tuple(filter(None, parts))
         if len(projections) == len(stack):
             return Heads(projections, int(config.num_attention_heads))
-    raise EngineError(
-        f"model {name}: has an unknown layer layout; each layer needs an attention module "
-        f"({', '.join(_ATTENTIONS)}) with an output projection ({', '.join(_PROJECTIONS)})"
-    )
+    raise EngineError("model: reversal and destein do not know its layers; take another model")
 
 
 # Exponents of 1 + |delta|, and of 1 + similarity to the negative prefix.
@@ -173,7 +170,7 @@ class Reversal(DecodingBaseline):
 
     @cached_property
     def _heads(self) -> Heads:
-        return find_heads(self.engine.model, self.engine.name)
+        return find_heads(self.engine.model)
 
     async def _read_negative_end(self) -> None:
         def note(layer: int, merged: Tensor) -> None:
@@ -216,7 +213,7 @@ class Destein(DecodingBaseline):
         if not self.options.alpha:
             return super().drawn_from()
         vectors = self.artefact.tensors["directions"].float().to(self.engine.device)
-        heads = find_heads(self.engine.model, self.engine.name)
+        heads = find_heads(self.engine.model)
         hooks = partial(heads.hooked, partial(self._steer, vectors), outputs=True)
         return self.reader(self.engine.model, hooks=hooks)
 
@@ -241,7 +238,7 @@ class Destein(DecodingBaseline):
             _means(task, [pair.neutral[0] for pair in pairs], Reversal.positive),
         )
         # The hidden state is cut into as many slices as there are heads, if they divide its width.
-        heads = math.gcd(find_heads(task.model, task.name).count, sides[0].shape[-1])
+        heads = math.gcd(find_heads(task.model).count, sides[0].shape[-1])
         weights = 1 + _accuracies(sides, heads, task.settings.seed)
         difference = (sides[0] - sides[1]).mean(dim=0)
         directions = (
@@ -292,7 +289,7 @@ def _means(task: FitTask, texts: Sequence[str], prefix: str = "") -> Tensor:
     # As in the authors' code: full stops at the end of all texts would hide the difference.
     rows = task.tokenize([text.strip(" .") or text for text in texts], prefix=prefix)
     means = []
-    with find_heads(task.model, task.name).hooked(note, outputs=True):
+    with find_heads(task.model).hooked(note, outputs=True):
         for ids in rows:
             layers.clear()
             task.model(input_ids=torch.tensor([ids], device=task.model.device), use_cache=False)

@@ -138,7 +138,6 @@ class FitTask:
     scorer: spec of the scorer for texts that the model generates.
     """
 
-    name: str
     tokenizer: Any
     model: Any
     data: Labelled
@@ -270,7 +269,6 @@ def _fit(
             raise InputError(f"auxiliary: {auxiliary!r} does not have the model's vocabulary")
         info["auxiliary_fingerprint"] = fingerprint(trained)
     task = FitTask(
-        note["model"],
         tokenizer,
         trained,
         data,
