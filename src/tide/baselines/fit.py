@@ -245,7 +245,6 @@ def fit(
     load = partial(load_model, device=find_device(device), dtype=dtype)
     fitted, info = _fit(create, note, load, labelled, chosen, progress)
     save_artefact(folder, fitted.tensors, info)
-    progress(create.kind, 1, 1)
     return fitted.held_out
 
 
