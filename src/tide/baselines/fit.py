@@ -233,50 +233,33 @@ def fit(
     if not overwrite and (folder / "artefact.json").exists():
         raise InputError(f"{folder}: already holds an artefact; use --overwrite")
     labelled = Labelled.read(map(Path, [data] if isinstance(data, Path | str) else data))
-    has_auxiliary = auxiliary is not None and getattr(create, "auxiliary", False)
-    note: dict[str, Any] = {
+    load = partial(load_model, device=find_device(device), dtype=dtype)
+    tokenizer, trained = load(str(model))
+    info: dict[str, Any] = {
+        "baseline": create.kind,
+        "fingerprint": fingerprint(trained),
         "model": str(model),
-        "auxiliary": str(auxiliary) if has_auxiliary else None,
+        "auxiliary": None,
         "scorer": scorer,
         "code": code_digest(create),
         "data": labelled.digest,
         "settings": chosen.model_dump(),
     }
-    load = partial(load_model, device=find_device(device), dtype=dtype)
-    fitted, info = _fit(create, note, load, labelled, chosen, progress)
-    save_artefact(folder, fitted.tensors, info)
-    return fitted.held_out
-
-
-def _fit(
-    create: Any,
-    note: dict[str, Any],
-    load: Callable[[str], tuple[Any, Any]],
-    data: Labelled,
-    settings: FitSettings,
-    progress: OnProgress,
-) -> tuple[Fitted, dict[str, Any]]:
-    """Fit a baseline; return the result and the description of its artefact.
-
-    note: the inputs of the fit. load: returns the tokenizer and the model of a name.
-    """
-    tokenizer, trained = load(note["model"])
-    info = {"baseline": create.kind, "fingerprint": fingerprint(trained), **note}
-    if (auxiliary := note["auxiliary"]) is not None:
-        auxiliary_tokenizer, trained = load(auxiliary)
+    if auxiliary is not None and getattr(create, "auxiliary", False):
+        auxiliary_tokenizer, trained = load(str(auxiliary))
         if auxiliary_tokenizer.get_vocab() != tokenizer.get_vocab():
-            raise InputError(f"auxiliary: {auxiliary!r} does not have the model's vocabulary")
+            raise InputError(f"auxiliary: '{auxiliary}' does not have the model's vocabulary")
+        info["auxiliary"] = str(auxiliary)
         info["auxiliary_fingerprint"] = fingerprint(trained)
-    task = FitTask(
-        tokenizer,
-        trained,
-        data,
-        settings.training(trained),
-        progress=lambda step, done, total: progress(f"{create.kind}: {step}", done, total),
-        scorer=note["scorer"],
-    )
+    training = chosen.training(trained)
+
+    def show(step: str, done: int, total: int) -> None:
+        progress(f"{create.kind}: {step}", done, total)
+
+    task = FitTask(tokenizer, trained, labelled, training, show, scorer)
     with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
         fitted: Fitted = create.fit(task)
-    info["training"] = task.settings.model_dump()
+    info["training"] = training.model_dump()
     info["held_out"] = fitted.held_out
-    return fitted, info
+    save_artefact(folder, fitted.tensors, info)
+    return fitted.held_out
