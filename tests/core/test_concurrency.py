@@ -354,3 +354,22 @@ def test_a_script_may_end_while_work_is_under_way() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_python_waits_for_a_scorer_that_is_at_work_when_it_exits() -> None:
+    script = (
+        "import asyncio, time\n"
+        "from tide.scorers.base import CallableScorer, Exchange\n"
+        "from tide.scorers.scoring import Scoring\n"
+        "def score(texts):\n"
+        "    time.sleep(0.5)\n"
+        "    print('scored', flush=True)\n"
+        "    return [0.0] * len(texts)\n"
+        "async def send():\n"
+        "    Scoring(CallableScorer(score)).send([Exchange('', 'a text')])\n"
+        "    await asyncio.sleep(0.1)\n"
+        "asyncio.run(send())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "scored\n", "")

@@ -39,6 +39,7 @@ _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 _MAKING = threading.Lock()
 _OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
+_WORKING: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _GLANCE = 0.5  # seconds until a waiting main thread handles a signal that another thread got
 
 
@@ -53,15 +54,26 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _end_all() -> None:
-    """End all threads before Python exits; it would abort the process if one were inside torch."""
+    """End all threads before Python exits; it would abort if one were inside torch or ONNX."""
     portals = [portal for portal in _OPEN if not portal.is_forked]
     for portal in portals:
         portal.close(wait=False)
-    for portal in portals:
-        portal._thread.join(5.0)
+    until = time.monotonic() + 5.0
+    for thread in (*(portal._thread for portal in portals), *_WORKING):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 atexit.register(_end_all)
+
+
+def start_thread(work: Callable[[], object], name: str) -> None:
+    """Start a daemon thread; one that hangs keeps the program running for seconds only.
+
+    Raises RuntimeError if the process has too many threads.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    _WORKING.add(thread)
 
 
 def _new_loop() -> _Loop:

@@ -7,13 +7,12 @@ at a time, or up to eight if its calls may run side by side.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tide.core.concurrency import ABORT
+from tide.core.concurrency import ABORT, start_thread
 from tide.core.errors import ScorerError, ScorerUnavailableError, TideError, described
 from tide.scorers.base import Exchange, Scorer, Skip, TextScore, score_groups
 from tide.scorers.languages import with_word_lists
@@ -111,10 +110,8 @@ class Scoring:
         for request in sent:
             request.future.add_done_callback(abort_if_all_done)
 
-        # A daemon thread, so that a scorer that hangs does not keep the program running.
-        thread = threading.Thread(target=call, name="tide scorer", daemon=True)
         try:
-            thread.start()
+            start_thread(call, "tide scorer")
         except RuntimeError as error:  # the process has too many threads
             problem = ScorerUnavailableError(f"scorer {sent[0].scorer.name}: {error}")
             self._deliver([(request, problem) for request in sent])
