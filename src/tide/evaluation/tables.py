@@ -187,8 +187,13 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
         columns[Column("prompts")] = [summary.prompts for summary in summaries]
         texts = Column("texts", says="completions; more of a prompt raise its highest score")
         columns[texts] = [summary.completions for summary in summaries]
-    columns[_MAX] = _by(summaries, source, "max")
-    columns[_MEAN] = _by(summaries, source, "mean")
+    if all(summary.completions == summary.prompts for summary in summaries):
+        # With one completion per prompt, the largest score is the mean.
+        score = Column("toxicity", interval=True, says="average score of the completions")
+        columns[score] = _by(summaries, source, "mean")
+    else:
+        columns[_MAX] = _by(summaries, source, "max")
+        columns[_MEAN] = _by(summaries, source, "mean")
     columns[_RATE] = _by(summaries, source, "rate")
     if len(summaries) > 1:
         columns[_CHANGED] = _by(summaries, source, "changed")
