@@ -69,8 +69,9 @@ class DecodingBaseline:
 
     A baseline that learns something has a static method `fit`, which makes its artefact.
     kind: name in the registry. reads: the baseline whose artefact this one uses, if it has none of
-    its own. auxiliary: whether the artefact may be fitted on a smaller model. fan_out: number of
-    sequences that a model reads at once for one prompt, apart from candidates.
+    its own. auxiliary: whether the artefact may be fitted on a smaller model. scored: whether the
+    fit needs a scorer. fan_out: number of sequences that a model reads at once for one prompt,
+    apart from candidates.
 
     All models run in the engine's thread, and hooks on the engine's model are set only during the
     baseline's own passes, so that other users of the engine read the unchanged model.
@@ -81,6 +82,7 @@ class DecodingBaseline:
     options_class: ClassVar[type[Options]]
     reads: ClassVar[str] = ""
     auxiliary: ClassVar[bool] = False
+    scored: ClassVar[bool] = False
     fan_out: ClassVar[int] = 1
     artefact: Artefact  # set only if `artefact_kind` names a baseline
 

@@ -240,7 +240,7 @@ def fit(
         "fingerprint": fingerprint(trained),
         "model": str(model),
         "auxiliary": None,
-        "scorer": scorer,
+        "scorer": scorer if getattr(create, "scored", False) else None,
         "code": code_digest(create),
         "data": labelled.digest,
         "settings": chosen.model_dump(),

@@ -252,6 +252,7 @@ class CriticControl(Fudge):
     options_class = CriticControlOptions
     # A smaller model would learn from its own texts instead of the model's texts.
     auxiliary = False
+    scored = True
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

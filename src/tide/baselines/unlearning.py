@@ -72,6 +72,7 @@ class Quark(DecodingBaseline):
 
     kind = "quark"
     options_class = ScaleOptions
+    scored = True
     options: ScaleOptions
 
     def drawn_from(self) -> Reader:
@@ -171,6 +172,7 @@ class Rectification(DecodingBaseline):
 
     kind = "rectification"
     options_class = ScaleOptions
+    scored = True
     options: ScaleOptions
 
     def lanes(self) -> MakeLane:
