@@ -63,8 +63,9 @@ def test_unknown_or_missing_benchmark(here: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             load_benchmark(name)
-    with pytest.raises(InputError, match="benchmark: holds no prompts"):
-        open_benchmark(["one", "two"], "prompt", 0, False)
+    for limit in (0, -1):
+        with pytest.raises(InputError, match=f"limit: must be at least 1 .got {limit}"):
+            open_benchmark(["one", "two"], "prompt", limit, False)
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {

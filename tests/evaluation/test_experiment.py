@@ -353,6 +353,7 @@ def test_wrong_name_is_found_before_loading(
         evaluate(["a prompt"], **wrong, model="anything", artefacts=Path("nowhere"))
 
 
+SAME_IDS = Benchmark("mine", "mine.jsonl", [Row(7, "One"), Row(7, "Two")])
 LOCAL_CLASS = type("Local", (), {"__qualname__": "f.<locals>.Local"})
 
 
@@ -360,6 +361,7 @@ LOCAL_CLASS = type("Local", (), {"__qualname__": "f.<locals>.Local"})
     ("prompts", "methods", "message"),
     [
         pytest.param([], "base", "^benchmark: holds no prompts", id="no prompts"),
+        pytest.param(SAME_IDS, "base", "^benchmark: id 7 occurs twice", id="ids"),
         pytest.param([" "], "base", "base: all prompts failed; id 0: empty", id="empty prompt"),
         pytest.param(PROMPTS, "base,tide:seed=0,tide", "^methods: tide is named twice", id="twice"),
         pytest.param(PROMPTS, [3], "classes of a module", id="number"),

@@ -68,9 +68,11 @@ def open_benchmark(
 ) -> Benchmark:
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
-    chats: turn every prompt into a chat. Raises InputError if there are no prompts, and the errors
-    of `load_benchmark`.
+    chats: turn every prompt into a chat. Raises InputError for a limit below 1, for a list without
+    prompts, for an id that occurs twice, and the errors of `load_benchmark`.
     """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit: must be at least 1 (got {limit})")
     if isinstance(source, Benchmark):
         benchmark = source
     elif isinstance(source, str | Path):
@@ -78,9 +80,14 @@ def open_benchmark(
     else:
         rows = [Row(number, prompt) for number, prompt in enumerate(source)]
         benchmark = Benchmark("prompts", "given", rows)
-    rows = benchmark.rows[:limit]
-    if not rows:
+    if not benchmark.rows:
         raise InputError("benchmark: holds no prompts")
+    rows = benchmark.rows[:limit]
+    row_ids: set[int | str] = set()
+    for row in rows:
+        if row.id in row_ids:
+            raise InputError(f"benchmark: id {row.id!r} occurs twice")
+        row_ids.add(row.id)
     return replace(benchmark, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
