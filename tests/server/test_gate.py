@@ -267,7 +267,7 @@ def test_without_a_scorer_nothing_leaves(
         assert ("x-should-retry" not in answers[0].headers) == again
         assert server.http.get("/health").status_code == 200
         ready = server.http.get("/ready")
-        assert (ready.status_code, ready.json()["down"]) == (503, ["scorer"])
+        assert (ready.status_code, ready.json()["down"]) == (503, ["scorer fake"])
         wait_until(lambda: requests_with(server, 503) == 2)
         scorer.error = None
         assert server.http.get("/ready").status_code == 200

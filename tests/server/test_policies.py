@@ -268,7 +268,8 @@ def test_second_scorer_while_the_first_is_down(
         first.error = ScorerUnavailableError("down")
         assert texts() == (before, {"rude"})
         assert server.ask(tide={"policy": "bare"}).status_code == 503
-        assert server.http.get("/ready").status_code == 200  # for the other policy
+        ready = server.http.get("/ready")  # for the other policy
+        assert (ready.status_code, ready.json()["down"]) == (200, ["scorer rude"])
         assert server.metric("tide_scorer_fallback_texts_total") > 8
         assert not any("idiot" in text for text in before)
 

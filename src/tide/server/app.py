@@ -197,14 +197,15 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> Response:
-        down = []
-        if not engine.available:
-            down.append("engine")
-        if not await asyncio.to_thread(a_policy_answers):
-            down.append("scorer")
-        status = "unavailable" if down else "ok"
+        is_reached = engine.available
+        answers = is_reached and await asyncio.to_thread(a_policy_answers)
+        scorers = {policy.measured for policy in policies.table.usable}
+        down = sorted(f"scorer {scorer.name}" for scorer in scorers if not scorer.up)
+        if not is_reached:
+            down.insert(0, "engine")
+        status = "ok" if answers else "unavailable"
         state = {"status": status, "down": down, "engine": engine.capability_notes}
-        return JSONResponse(state, 503 if down else 200)
+        return JSONResponse(state, 200 if answers else 503)
 
     def a_policy_answers() -> bool:
         """Return False if all policies need a scorer, and the scorers are known to be down."""
