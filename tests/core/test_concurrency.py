@@ -356,20 +356,30 @@ def test_a_script_may_end_while_work_is_under_way() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_python_waits_for_a_scorer_that_is_at_work_when_it_exits() -> None:
+@pytest.mark.parametrize(
+    ("end", "seconds", "shown"),
+    [
+        ("asyncio.run(send())", 0.5, "scored\n"),
+        # A command of the shell need not wait.
+        ("tide.cli.main = lambda: asyncio.run(send())\ntide.cli.program()", 4.5, ""),
+    ],
+)
+def test_python_waits_for_a_scorer_that_is_at_work_when_it_exits(
+    end: str, seconds: float, shown: str
+) -> None:
     script = (
-        "import asyncio, time\n"
+        "import asyncio, time, tide.cli\n"
         "from tide.scorers.base import CallableScorer, Exchange\n"
         "from tide.scorers.scoring import Scoring\n"
         "def score(texts):\n"
-        "    time.sleep(0.5)\n"
+        f"    time.sleep({seconds})\n"
         "    print('scored', flush=True)\n"
         "    return [0.0] * len(texts)\n"
         "async def send():\n"
         "    Scoring(CallableScorer(score)).send([Exchange('', 'a text')])\n"
         "    await asyncio.sleep(0.1)\n"
-        "asyncio.run(send())\n"
+        f"{end}\n"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "scored\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")

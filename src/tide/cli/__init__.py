@@ -36,6 +36,9 @@ def program() -> None:
     except SystemExit as ended:
         code = int(ended.code or 0)
     if any(thread.daemon for thread in threading.enumerate()):
+        from tide.core.concurrency import wait_for_threads  # noqa: PLC0415  (slow import)
+
+        atexit.unregister(wait_for_threads)
         atexit._run_exitfuncs()
         try:
             sys.stdout.flush()

@@ -54,15 +54,26 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _end_all() -> None:
-    """End all threads before Python exits; it would abort if one were inside torch or ONNX."""
+    """End all portals before Python exits; it would abort if a thread were inside torch."""
     portals = [portal for portal in _OPEN if not portal.is_forked]
     for portal in portals:
         portal.close(wait=False)
+    _join([portal._thread for portal in portals])
+
+
+def wait_for_threads() -> None:
+    """Wait for the threads of `start_thread` before Python exits; they may be inside ONNX."""
+    _join(list(_WORKING))
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
     until = time.monotonic() + 5.0
-    for thread in (*(portal._thread for portal in portals), *_WORKING):
+    for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
 
 
+# They run in reverse: a portal that has ended starts no more threads.
+atexit.register(wait_for_threads)
 atexit.register(_end_all)
 
 
