@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ from tide.evaluation.methods import (
     check_method,
     load_method,
     method_of,
+    run_name,
 )
+from tide.search import resolve_settings
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -186,6 +189,14 @@ def test_stop_strings_are_in_config_and_name() -> None:
     base = loaded("base:stop=.")
     assert base.settings.stop == (".",)
     assert next(base.records(ROWS, [0]))[1].trials[0].text in ("toxicity 0", "toxicity 1")
+
+
+@pytest.mark.parametrize("fields", ['{"min_p": 0.1}', '{"a": "(", "b": [1, null]}', "{}", ""])
+def test_server_fields_are_in_the_name(fields: str) -> None:
+    chosen = resolve_settings({"server_fields": fields})
+    assert chosen.server_fields == (json.loads(fields) if fields else None)
+    name = run_name("base", chosen, resolve_settings({}))
+    assert settings(name, "tide").server_fields == chosen.server_fields
 
 
 @pytest.mark.parametrize("protocol", ["paper", "published"])

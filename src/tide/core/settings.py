@@ -82,6 +82,8 @@ class Sampling(BaseModel):
     def _as_object(cls, fields: Any) -> Any:
         if not isinstance(fields, str):
             return fields
+        if not fields:  # an option that was left empty
+            return None
         values = json.loads(fields)
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")

@@ -61,7 +61,7 @@ def format_value(value: Any) -> str:
     """Format an option's value for a spec. `Options.of` can read the result."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | dict):
         # Escaped, as parentheses have a meaning in specs.
         return json.dumps(value).replace("(", "\\u0028").replace(")", "\\u0029")
     if isinstance(value, float):
