@@ -53,7 +53,7 @@ _AHEAD = 2
 _NUMBERS = count()
 # Longer texts (in characters) are tokenised in a thread, because that takes a while.
 _LONG = 20_000
-# More messages are rendered in a thread also where no template renders them.
+# More messages and tool calls are rendered in a thread also where no template renders them.
 _MANY = 100
 # Maximum characters per token. A text with more characters than the context times this number is
 # refused at once.
@@ -206,7 +206,8 @@ class DetoxifierBase:
         if chat is None:
             text = self.engine.text_of(prompt)
         else:
-            if self.engine.in_process or len(chat.messages) > _MANY:
+            calls = sum(len(message.tool_calls) for message in chat.messages)
+            if self.engine.in_process or len(chat.messages) + calls > _MANY:
                 # A chat template may be slow, and other prompts share this loop.
                 text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
             else:  # the server has the template
