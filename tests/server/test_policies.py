@@ -349,6 +349,7 @@ def test_keys_are_not_lost_by_a_reload(tmp_path: Path) -> None:
 
 KEY_OF_NO_POLICY = {"sha256": "a" * 64, "policies": ["b"]}
 EMPTY_KEY = {"sha256": digest_of(""), "policies": ["a"]}
+SAME_KEYS = dict.fromkeys("jk", KEY_OF_NO_POLICY)
 WRONG = {
     "policies: {a: {}, b: {toxicity_threshold: 2}}": "policies.b.toxicity_threshold: ",
     "policies: {a: {scorer: no-such}}": "policies.a: unknown scorer 'no-such'",
@@ -367,6 +368,7 @@ WRONG = {
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: must be 64",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(KEY_OF_NO_POLICY)}}}": "keys.k.policies: ",
     f"policies: {{a: {{}}}}\nkeys: {{k: {json.dumps(EMPTY_KEY)}}}": "keys.k.sha256: ",
+    f"policies: {{b: {{}}}}\nkeys: {json.dumps(SAME_KEYS)}": "keys.k.sha256: is also the digest",
     "policies: {a b: {}}": "policies.a b: must be up to 64 of a-z",
     "policies: {on: {}}\ndefault: [on]": "valid string; in YAML, 'on', 'off', 'yes', 'no'",
     "policies: {a: &a {}, b: {<<: *a, <<: *a}}": "<<: is there twice; write <<: [*first, ",

@@ -126,9 +126,12 @@ class PolicyFile(_Part):
                 if name not in self.policies:
                     known = ", ".join(self.policies)
                     raise ValueError(f"{place}: unknown policy {name!r}; the file has: {known}")
+        used: dict[str, str] = {}
         for name, key in self.keys.items():
             if bytes.fromhex(key.sha256) == digest_of_key(""):
                 raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
+            if (other := used.setdefault(key.sha256, name)) != name:
+                raise ValueError(f"keys.{name}.sha256: is also the digest of {other}")
         return self
 
     @classmethod
