@@ -83,7 +83,7 @@ def displayed_language(text: str) -> str:
 
 @cache
 def load_identifier() -> Any:
-    """Load the language detection, which takes a second; a server does so when it starts."""
+    """Load the language detection, which takes a second; a server does so with its scorers."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415  (slow import)
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -406,9 +406,10 @@ class Policies:
         if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(spec)
-                measured = MeasuredScorer(loaded, self.metrics)
-                if measured.languages == ("en",):
-                    # For a second; the first answers would wait for it.
+            measured = MeasuredScorer(loaded, self.metrics)
+            if measured.languages == ("en",):
+                # For a second; the first answers would wait for it.
+                with guarded(ScorerError, "the detection of languages cannot be loaded"):
                     load_identifier()
             self._scorers[key] = measured
             self._ends.append(finalize(measured, close_scorer, loaded))
