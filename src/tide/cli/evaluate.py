@@ -159,10 +159,11 @@ def report(
         options.option("Tables", "Method to test the other methods against (default: base)."),
     ] = None,
 ) -> None:
-    """Print the tables of RUNS, and write them with a figure to a folder.
+    """Print the tables of RUNS, and write them to a folder.
 
-    `report.html` in that folder shows all of them on one page. It also shows the completions of the
-    twenty worst prompts before and after; a button unmasks their toxic words.
+    If two runs have perplexities, a figure shows them against toxicity. `report.html` in that
+    folder shows all on one page, with the completions of the twenty worst prompts before and
+    after; a button unmasks their toxic words.
 
     Runs of different benchmarks, models or protocols go to separate tables.
     """

@@ -35,8 +35,8 @@ def fit(
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
-    A row of the data has text and toxicity, or toxic and neutral. A tenth of the rows (at least 40,
-    or half if there are fewer than 80) is held out for the printed figures.
+    A row of the data has text and toxicity, or toxic and neutral (a list of texts). A tenth of the
+    rows (at least 40, or half if there are fewer than 80) is held out for the printed figures.
     """
     from tide.baselines.fit import fit as learn  # noqa: PLC0415  (slow import)
 

@@ -111,7 +111,7 @@ def report(
         out: A folder to write everything to, with a page `report.html`.
         against: The method that other methods are tested against; by default `base`.
         tests: Compute tests of significance.
-        draw: Draw toxicity against perplexity, if matplotlib is installed.
+        draw: Draw toxicity against perplexity, if two runs have it and matplotlib is installed.
 
     Returns:
         The tables and figures.
