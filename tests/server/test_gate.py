@@ -16,10 +16,11 @@ import anyio
 import pytest
 from pydantic import SecretStr
 
-from tests.fakes import FailingScorer, FakeEngine
-from tests.server.running import PATIENCE, Held, Running, running, wait_until
+from tests.fakes import Babbler, FailingScorer, FakeEngine, FakeScorer
+from tests.server.running import BACKTRACK, PATIENCE, Held, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.scorers.wrappers import ConfirmScorer
 from tide.server.gate import Gate, check_exposure, read_keys, traced
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
@@ -275,6 +276,15 @@ def test_without_a_scorer_nothing_leaves(
     for status, level in ((503, "ERROR"), (200, "INFO")):
         lines = [record for record in caplog.records if f'"status": {status}' in record.message]
         assert {line.levelname for line in lines} == {level}
+
+
+def test_ready_names_a_scorer_whose_screen_is_down_but_no_address() -> None:
+    screen = FailingScorer(name="served@10.0.0.1:80/v1", pace="word")
+    scorer = ConfirmScorer([screen, FakeScorer(name="b")])
+    with running(Babbler(0.1), scorer, **BACKTRACK) as server:
+        screen.error = ScorerUnavailableError("down")
+        assert server.ask("x y").status_code == 503
+        assert server.http.get("/ready").json()["down"] == ["scorer confirm:served,b"]
 
 
 def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:

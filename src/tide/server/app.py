@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -200,7 +201,9 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
         is_reached = engine.available
         answers = is_reached and await asyncio.to_thread(a_policy_answers)
         scorers = {policy.measured for policy in policies.table.usable}
-        down = sorted(f"scorer {scorer.name}" for scorer in scorers if not scorer.up)
+        # Clients without a key may ask, so the addresses of services are left out.
+        names = [re.sub("@[^,()]*", "", scorer.name) for scorer in scorers if not scorer.works]
+        down = sorted(f"scorer {name}" for name in names)
         if not is_reached:
             down.insert(0, "engine")
         status = "ok" if answers else "unavailable"
@@ -214,8 +217,9 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
             return True
         # Policies may share a scorer. With a set, a scorer that is down is called only once, and
         # only if no other works: the call may take longer than a probe waits.
-        scorers = sorted({policy.measured for policy in usable}, key=lambda scorer: not scorer.up)
-        return any(scorer.check() for scorer in scorers)
+        scorers = {policy.measured for policy in usable}
+        in_order = sorted(scorers, key=lambda scorer: not scorer.works)
+        return any(scorer.check() for scorer in in_order)
 
     @routes.get("/metrics")
     async def figures() -> Response:

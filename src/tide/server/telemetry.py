@@ -173,6 +173,11 @@ class MeasuredScorer(ScorerWrapper):
                 self.metrics.fallbacks.inc(float(answer.attributes[FALLBACK].sum()))
             return answer
 
+    @property
+    def works(self) -> bool:
+        """Whether the last calls of the scorer and of its screen succeeded."""
+        return self.up and (not isinstance(self.screen, MeasuredScorer) or self.screen.works)
+
     def check(self) -> bool:
         """Return whether the scorer answers. Calls the scorer only if the last call failed.
 
