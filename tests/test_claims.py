@@ -5,12 +5,11 @@ Some claims read the run folder of an earlier one.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.docs_pages import REPOSITORY, Claim, claims
+from tests.docs_pages import REPOSITORY, Block, Claim, claims, commands
 from tests.docs_world import enter, run_command
 
 PAPER = REPOSITORY / "docs" / "paper.md"
@@ -54,8 +53,9 @@ def test_the_commands_of_a_claim_run(
     enter(root, monkeypatch)
     replaced = False
     for command in claim.commands:
-        words = [STAND_INS.get(word, word) for word in shlex.split(command)]
-        replaced |= words != shlex.split(command)
+        (expanded,) = commands(Block(PAPER, 0, "sh", f"{command}\n"), root)
+        words = [STAND_INS.get(word, word) for word in expanded]
+        replaced |= words != expanded
         if command not in done:
             run_command(words, claim.name, monkeypatch)
         done.add(command)
