@@ -344,6 +344,24 @@ def test_portal_refuses_each_use_after_a_fork() -> None:
 
 
 @pytest.mark.nightly
+def test_a_script_may_end_while_a_network_has_many_texts_to_read() -> None:
+    script = (
+        "import asyncio\n"
+        "from tide.scorers import load_scorer\n"
+        "from tide.scorers.base import Exchange\n"
+        "from tide.scorers.scoring import Scoring\n"
+        "async def send(scorer):\n"
+        "    texts = [Exchange('', f'text {i} of many words ' * 99) for i in range(240)]\n"
+        "    Scoring(scorer).send(texts)\n"
+        "    await asyncio.sleep(0.5)\n"
+        "asyncio.run(send(load_scorer('exchange')))\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.nightly
 def test_a_script_may_end_while_work_is_under_way() -> None:
     script = (
         "import tide\n"

@@ -40,6 +40,7 @@ _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 _MAKING = threading.Lock()
 _OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
 _WORKING: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_EXITING = threading.Event()
 _GLANCE = 0.5  # seconds until a waiting main thread handles a signal that another thread got
 
 
@@ -55,6 +56,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def _end_all() -> None:
     """End all portals before Python exits; it would abort if a thread were inside torch."""
+    _EXITING.set()
     portals = [portal for portal in _OPEN if not portal.is_forked]
     for portal in portals:
         portal.close(wait=False)
@@ -64,6 +66,11 @@ def _end_all() -> None:
 def wait_for_threads() -> None:
     """Wait for the threads of `start_thread` before Python exits; they may be inside ONNX."""
     _join(list(_WORKING))
+
+
+def is_exiting() -> bool:
+    """Whether Python exits; work that has long to go should then end."""
+    return _EXITING.is_set()
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:

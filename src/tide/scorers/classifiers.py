@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tide.core.concurrency import is_exiting
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
@@ -97,6 +98,8 @@ class HuggingFaceScorer(AttributedScorer):
     @torch.inference_mode()
     def _probabilities(self, windows: list[dict[str, list[int]]]) -> Floats:
         """Return the probability of every label, shape (windows, labels)."""
+        if is_exiting():
+            raise ScorerError("Python exits")
         inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
         logits = self._model(**inputs.to(self._device))[0].double()
         rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()

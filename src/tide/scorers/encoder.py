@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tide.core.chat import Chat
+from tide.core.concurrency import is_exiting
 from tide.core.errors import ScorerError, guarded
 from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
@@ -172,6 +173,8 @@ class EncoderScorer(PlainScorer):
             outputs = []
             for reading in readings(exchange.text):
                 for ids, start in self.reader.windows(exchange._replace(text=reading)):
+                    if is_exiting():
+                        raise ScorerError(f"scorer {self.kind}: Python exits")
                     types = [0] * start + [1] * (len(ids) - start)
                     values = {"ids": np.array([ids]), "types": np.array([types])}
                     inputs = {name: values[name] for name in self.inputs}
