@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines.openai.messages import Said
 from tests.engines.openai.server import TextServer
 from tests.fakes import HeldScorer, RudeScorer
 from tests.hostile import KEY
-from tests.server.gateways import BAD, gateway, writes
+from tests.server.gateways import BAD, gateway, says, writes
 from tests.server.running import (
     PATIENCE,
     USER,
@@ -174,13 +175,20 @@ def test_other_apis_pass(path: str, stream: bool, upstream: TextServer, server: 
     wait_until(lambda: counted(server, "failed") == 1)
 
 
+@whole_or_stream
 @other_apis
-def test_missing_path(path: str, upstream: TextServer, server: Running) -> None:
-    upstream.answer = lambda path, body: (404, {"error": {"message": "no such path"}}, {})
-    content = json.dumps(OTHER_BODIES[path]).encode()
-    direct, passed = (received(url, path, content) for url in (upstream.url, server.url))
-    assert passed == direct
-    assert passed[0] == 404
+def test_missing_path(path: str, stream: bool, upstream: TextServer, server: Running) -> None:
+    says(upstream, Said("It is fine."), Said("It is dull."))
+    for text in ("It is fine.", "It is dull."):
+        answer = server.post(path, {**OTHER_BODIES[path], "stream": stream})
+        assert answer.headers["x-tide-translated"] == "/v1/chat/completions"
+        assert stream or text in answer.text
+        assert '"output_tokens":5' in answer.text  # the server's own count
+    wait_for_forecasts(server, 2)
+    assert counted(server, "changed") == 1
+    assert [body["messages"] for body in upstream.requests] == [[USER]] * 2
+    missing = {**OTHER_BODIES[path], "tools": [{"type": "web_search", "name": "x"}]}
+    assert server.post(path, missing).status_code == 400
 
 
 def test_monitored_message_that_outlasts_the_drain_ends_with_an_error(

@@ -367,7 +367,7 @@ def test_stop_that_is_named(
     assert_ended(messages, TEXT, reason, sequence)
 
 
-@pytest.mark.parametrize("options", [{}, {"reasoning": "scored"}])
+@pytest.mark.parametrize("options", [{}, {"reasoning": "scored"}, {"mode": "monitor"}])
 def test_stop_sequence_that_cuts_a_message(serve: Serve, options: dict[str, Any]) -> None:
     """As in process, where no server has stopped at it."""
     server = serve(Said("The river is wide. It runs to the sea OVER there."), **options)

@@ -51,6 +51,8 @@ _NOT_SENT = _OF_CONNECTIONS | {
     "content-type",  # which the gate has changed
 }
 _NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id", "request-id"}
+_NO_PATH = (404, 405, 501)  # statuses of a server that does not have a path
+_TRANSLATED = "x-tide-translated"
 # A longer answer is passed on, but not scored.
 _LONGEST_SCORED = 16 * MIB
 
@@ -152,12 +154,17 @@ _DOORS = {
 
 @dataclass
 class MonitoredRequest:
-    """A monitored request and its answer. answer: the first bytes, up to the limit to score."""
+    """A monitored request and its answer.
+
+    translate: answers in place of a server that does not have the path. answer: the first bytes, up
+    to the limit to score.
+    """
 
     door: Door
     content: bytes
     policy: ServedPolicy
     visit: Visit
+    translate: Handler | None = None
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
@@ -200,6 +207,7 @@ class PassedOn(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, monitored = self._request, self._monitored
+        translate = None if monitored is None else monitored.translate
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_SENT}
         if (content_type := scope[VISIT].content_type) is not None:
             headers["content-type"] = content_type
@@ -210,13 +218,18 @@ class PassedOn(Response):
         is_whole = False
         try:
             async with passing as response:
-                await self._send(response, send)
-                is_whole = True
+                if translate is None or response.status_code not in _NO_PATH:
+                    await self._send(response, send)
+                    is_whole = True
+                    return
         except ServerFailed as error:
             raise EngineError(f"{self._proxy.upstream.url}: {error}") from error
         finally:
             if monitored is not None and monitored.answer and (is_whole or monitored.is_stream):
                 self._proxy.monitor.watch(self._proxy.score(monitored))
+        answer = await translate(request)
+        answer.headers[_TRANSLATED] = "/v1/chat/completions"
+        await answer(scope, receive, send)
 
     async def _send(self, response: httpx.Response, send: Send) -> None:
         status, monitored = response.status_code, self._monitored
@@ -259,7 +272,8 @@ def monitored_route(proxy: Proxy) -> type[APIRoute]:
                     return await enforced(request)
                 door = _DOORS[self.path]
                 visit.ending = door.ending
-                monitored = MonitoredRequest(door, content, policy, visit)
+                translate = enforced if issubclass(door.kind, Translated) else None
+                monitored = MonitoredRequest(door, content, policy, visit, translate)
                 return PassedOn(proxy, request, monitored)
 
             return handle
