@@ -332,12 +332,16 @@ print(detox("after").text)
 """
 
 
+def ended(script: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own until it ends."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_portal_refuses_each_use_after_a_fork() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended(FORKED)
     assert (done.returncode, done.stderr) == (0, "")
     error = "the process was forked; make a new engine in the new process"
     assert done.stdout.splitlines() == [error, error, error, "word", "word"]
@@ -356,9 +360,8 @@ def test_a_script_may_end_while_a_network_has_many_texts_to_read() -> None:
         "    await asyncio.sleep(0.5)\n"
         "asyncio.run(send(load_scorer('exchange')))\n"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, check=False, capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = ended(script, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.nightly
@@ -369,9 +372,8 @@ def test_a_script_may_end_while_work_is_under_way() -> None:
         "for result in detox.map(f'The {i}' for i in range(500)):\n"
         "    break\n"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, check=False, capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = ended(script, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -398,6 +400,5 @@ def test_python_waits_for_a_scorer_that_is_at_work_when_it_exits(
         "    await asyncio.sleep(0.1)\n"
         f"{end}\n"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = ended(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")

@@ -153,12 +153,17 @@ def fault_of(error: ValidationError) -> str:
 class Client(httpx.AsyncClient):
     """HTTP client that waits at most `timeout` seconds for each answer or each event of a stream.
 
-    key: sent as a bearer token. options: of httpx, such as `transport`.
+    key: sent as a bearer token. transport: None for the connections of httpx.
     """
 
-    def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
-        if key is not None:
-            options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        key: SecretStr | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         problem = "ALL_PROXY, ..., NO_PROXY or SSL_CERT_FILE of the environment cannot be used"
         with guarded(InputError, problem):
             super().__init__(
@@ -167,7 +172,8 @@ class Client(httpx.AsyncClient):
                 cookies=_NoCookies(),
                 limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE),
                 verify=certificates(),
-                **options,
+                headers=headers,
+                transport=transport,
             )
         self._seconds = timeout
 

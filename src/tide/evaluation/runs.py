@@ -37,8 +37,14 @@ SCORES = "scores.jsonl"
 _WAY_OUT = "write elsewhere, or start again with --overwrite (in Python overwrite=True)"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
-    *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
-    *(("num_prompts",), ("scorer", "spec")),
+    ("method",),
+    ("versions",),
+    ("created",),
+    ("judges",),
+    ("references",),
+    ("num_trials",),
+    ("num_prompts",),
+    ("scorer", "spec"),
 }
 
 

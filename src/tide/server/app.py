@@ -31,7 +31,7 @@ from tide.server.proxy import Proxy, monitored_route
 from tide.server.responses import ResponseShape, ResponsesRequest
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
-from tide.server.telemetry import instrument
+from tide.server.telemetry import MeasuredScorer, instrument
 
 if TYPE_CHECKING:
     import httpx
@@ -198,9 +198,11 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> Response:
+        usable = policies.table.usable
+        scorers = {policy.measured for policy in usable}  # policies may share a scorer
+        monitors = any(policy.mode == "monitor" for policy in usable)
         is_reached = engine.available
-        answers = is_reached and await asyncio.to_thread(a_policy_answers)
-        scorers = {policy.measured for policy in policies.table.usable}
+        answers = is_reached and (monitors or await asyncio.to_thread(any_answers, scorers))
         # Clients without a key may ask, so the addresses of services are left out.
         names = [re.sub("@[^,()]*", "", scorer.name) for scorer in scorers if not scorer.works]
         down = sorted(f"scorer {name}" for name in names)
@@ -210,14 +212,12 @@ def _state_routes(policies: Policies, serving: Serving) -> APIRouter:
         state = {"status": status, "down": down, "engine": engine.capability_notes}
         return JSONResponse(state, 200 if answers else 503)
 
-    def a_policy_answers() -> bool:
-        """Return False if all policies need a scorer, and the scorers are known to be down."""
-        usable = policies.table.usable
-        if any(policy.mode == "monitor" for policy in usable):
-            return True
-        # Policies may share a scorer. With a set, a scorer that is down is called only once, and
-        # only if no other works: the call may take longer than a probe waits.
-        scorers = {policy.measured for policy in usable}
+    def any_answers(scorers: set[MeasuredScorer]) -> bool:
+        """Return False if the scorers, which all policies need, are known to be down.
+
+        A scorer that is down is called only if no other works: the call may take longer than a
+        probe waits.
+        """
         in_order = sorted(scorers, key=lambda scorer: not scorer.works)
         return any(scorer.check() for scorer in in_order)
 
